@@ -1,0 +1,1 @@
+"""The controller: events in, commands out; step assembly; the journal's encoding. Pure."""

@@ -1,0 +1,121 @@
+"""What can happen to a controller. A closed union; drivers make these, nothing else does.
+
+That an allocation was applied is no event of its own: the controller infers it from the first complete step that
+bears the allocation's version, so it can be neither lost nor forged.
+
+Times are integer microseconds (the assembler quantises before the controller sees anything), so that a replay
+compares exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rex_ray.core.observations import StepObserved, TelemetryGap
+from rex_ray.core.types import Allocation, Problem
+
+__all__ = [
+    "Event",
+    "GroupStarted",
+    "MetricReported",
+    "RunEnded",
+    "SearchFailed",
+    "SearchFinished",
+    "StepObserved",
+    "TelemetryGap",
+    "Ticked",
+    "TrialProposed",
+    "WorkerLost",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStarted:
+    """A worker group formed (first start, restart or resize); earlier groups are history.
+
+    Attributes:
+        generation: the group's identity.
+        problem: workers, reference batch and limits.
+        step: the next optimizer step, not 0 after a resume.
+        allocation: the allocation of the checkpoint that training resumes from, or None.
+    """
+
+    generation: str
+    problem: Problem
+    step: int = 0
+    allocation: Allocation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialProposed:
+    """A search asks to have a candidate measured."""
+
+    search_id: str
+    trial: int
+    local_batch_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFinished:
+    """A search ended with its best candidate."""
+
+    search_id: str
+    local_batch_sizes: tuple[int, ...]
+    objective: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFailed:
+    """A search died, or ran out of time; the exact split stands."""
+
+    search_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """A rank of the running group died; the driver will start a new group or end the run."""
+
+    generation: str
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticked:
+    """Time passed. The controller knows no other clock. ``now_us`` counts from the driver's start, never back."""
+
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricReported:
+    """The user's loop reported metrics (kept in the journal for the report; no decision depends on them)."""
+
+    generation: str
+    epoch: int
+    step: int
+    elapsed_us: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded:
+    """Training ended; ``reason`` is ``"finished"``, ``"failed: ..."`` or ``"interrupted"``."""
+
+    reason: str
+
+
+Event: TypeAlias = (
+    GroupStarted
+    | StepObserved
+    | TrialProposed
+    | SearchFinished
+    | SearchFailed
+    | WorkerLost
+    | TelemetryGap
+    | Ticked
+    | MetricReported
+    | RunEnded
+)

@@ -1,0 +1,1 @@
+"""Vocabulary and mathematics. Pure: no clock, no files, no randomness, no torch, no Ray."""

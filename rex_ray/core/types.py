@@ -1,0 +1,159 @@
+"""The vocabulary: values that every layer speaks, frozen and without behaviour of their own.
+
+Units are in the names: ``_s`` seconds, ``_us`` integer microseconds, ``_bytes``. Where two ranks meet in one value
+its arrays run over ranks, index = rank, shape ``[n]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Allocation",
+    "FloatArray",
+    "IntArray",
+    "Problem",
+    "StepFlag",
+    "StepRecord",
+    "WorkerSpec",
+    "read_only",
+]
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+
+def read_only(values: npt.NDArray[np.generic] | list[float] | list[int], dtype: npt.DTypeLike) -> npt.NDArray:  # type: ignore[type-arg]
+    """Return ``values`` as a contiguous array of ``dtype`` that nobody can write to."""
+    array = np.array(values, dtype=dtype)
+    array.setflags(write=False)
+    return array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One member of the worker group.
+
+    Attributes:
+        rank: position in the process group, ``0 .. n-1``.
+        device: kind of device, e.g. ``"T4"``; workers of one kind share a step-time curve's shape.
+        node: name of the machine, for people and for the report.
+        min_local_batch_size: fewest rows that a planned share may have.
+        max_local_batch_size: most rows that fit, or ``None`` while unknown.
+    """
+
+    rank: int
+    device: str
+    node: str = ""
+    min_local_batch_size: int = 1
+    max_local_batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What a policy is asked to solve: who works, how many rows a step has, and the limits of both.
+
+    Attributes:
+        workers: the group, ``workers[i].rank == i``.
+        global_batch_size: rows per optimizer step at the start (``M0``, the reference batch).
+        max_global_batch_size: growth never goes beyond it.
+        dataset_size: rows per epoch.
+    """
+
+    workers: tuple[WorkerSpec, ...]
+    global_batch_size: int
+    max_global_batch_size: int
+    dataset_size: int
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers ``n``."""
+        return len(self.workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """Who computes how many rows of each step, from one agreed step on.
+
+    Attributes:
+        version: increases by one with every published allocation of a generation.
+        local_batch_sizes: rows per rank; their sum is the global batch size.
+        lr_factor: multiplies the learning rate relative to the reference batch.
+    """
+
+    version: int
+    local_batch_sizes: tuple[int, ...]
+    lr_factor: float = 1.0
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows per optimizer step, over all ranks."""
+        return sum(self.local_batch_sizes)
+
+    def gradient_weight(self, rank: int) -> float:
+        """Weight ``b_i / B`` of a rank's mean gradient in the global mean gradient."""
+        return self.local_batch_sizes[rank] / self.global_batch_size
+
+
+class StepFlag(IntFlag):
+    """Why a step's times are not evidence about the steady state."""
+
+    NONE = 0
+    WARM_UP = 1
+    """Among the first steps after start, resume, resize or a new shape (cuDNN autotune, JIT: 9-10x)."""
+    SKIPPED = 2
+    """The optimizer step was skipped by agreement (non-finite gradient)."""
+    AFTER_GAP = 4
+    """Follows an evaluation, a report or a checkpoint."""
+    PARTIAL = 8
+    """An epoch's last batch, smaller than the allocation asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What one rank measured in one optimizer step. Leaves the worker once, when every part of it is known.
+
+    ``data_s + compute_s`` is the worker's *own* time: it ends at the last local gradient and never contains the
+    wait inside the all-reduce, which equalises wall time over ranks.
+
+    Attributes:
+        generation: identity of the worker group; evidence of an earlier group is stale.
+        epoch: epoch number, from 0.
+        rank: who measured.
+        step: optimizer step, counted from 0 over the whole run.
+        allocation_version: version of the allocation that the step's rows were drawn under.
+        num_rows: rows that this rank really had.
+        data_s: time spent waiting for the batch.
+        compute_s: forward and backward, up to the last local gradient.
+        sync_s: from the last local gradient to the end of the reduction.
+        step_s: wall time of the whole step.
+        weighted_sq_norm: ``sum_j rows_j |g_j|^2`` over this rank's gradient groups (micro-batches; without
+            accumulation one group), of the unweighted, unscaled, unclipped local mean gradient; None if not measured.
+        num_groups: number of groups with rows in that sum.
+        global_sq_norm: ``|g|^2`` of the reduced gradient (rank 0 only), None if not measured.
+        loss: mean loss over this rank's rows, None if unknown.
+        peak_memory_bytes: peak allocated device memory, None where it cannot be read.
+        flags: why the times should be left out of the evidence.
+    """
+
+    generation: str
+    epoch: int
+    rank: int
+    step: int
+    allocation_version: int
+    num_rows: int
+    data_s: float
+    compute_s: float
+    sync_s: float
+    step_s: float
+    weighted_sq_norm: float | None = None
+    num_groups: int = 1
+    global_sq_norm: float | None = None
+    loss: float | None = None
+    peak_memory_bytes: int | None = None
+    flags: StepFlag = StepFlag.NONE

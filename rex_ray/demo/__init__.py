@@ -1,0 +1,1 @@
+"""What ``rex-ray demo`` runs."""

@@ -1,0 +1,1 @@
+"""Policies: compositions of batch growth, load split and slowdown trigger, and wrappers around them. Pure."""

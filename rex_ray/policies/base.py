@@ -1,0 +1,129 @@
+"""The shape of every policy: hyperparameters in the object, memory in the state, observations in, a decision out.
+
+A decision is a *proposal*. A wrapper or the controller may veto or delay it, so nothing in a policy's state may
+presume that it was applied until an ``AllocationApplied`` observation says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from rex_ray.core.observations import Observation
+from rex_ray.core.types import Allocation, Problem
+
+__all__ = [
+    "ChangeGlobalBatch",
+    "Decision",
+    "Keep",
+    "Policy",
+    "Proposal",
+    "Reallocate",
+    "RequestWorldSize",
+    "Search",
+]
+
+StateT = TypeVar("StateT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """An allocation that has no version yet; the controller gives it one when it publishes it."""
+
+    local_batch_sizes: tuple[int, ...]
+    lr_factor: float = 1.0
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows per optimizer step."""
+        return sum(self.local_batch_sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Change nothing, and say why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reallocate:
+    """Split the same global batch differently.
+
+    Attributes:
+        proposal: the new shares; their sum is the present global batch size.
+        reason: one plain sentence.
+        predicted_gain: fraction of step time saved, ``1 - T_new / T_now``; None where nothing is predicted.
+        evidence: named figures behind the decision (test statistics, predicted times, ...).
+    """
+
+    proposal: Proposal
+    reason: str
+    predicted_gain: float | None = None
+    evidence: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeGlobalBatch:
+    """Change the global batch size, and with it the shares and the learning-rate factor."""
+
+    proposal: Proposal
+    reason: str
+    predicted_gain: float | None = None
+    evidence: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Start a search for a better split than ``proposal``."""
+
+    proposal: Proposal
+    sizes: tuple[int, ...]
+    predicted_s: tuple[tuple[float, ...], ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestWorldSize:
+    """Ask for another number of workers."""
+
+    num_workers: int
+    reason: str
+
+
+Decision: TypeAlias = Keep | Reallocate | ChangeGlobalBatch | Search | RequestWorldSize
+
+
+class Policy(Protocol, Generic[StateT]):
+    """What a controller drives. Implementations are frozen dataclasses of hyperparameters.
+
+    States are frozen dataclasses of plain values, tuples, mappings and read-only arrays, so that a snapshot can be
+    written without pickle.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name under which it is configured and journalled, e.g. ``"rex"``."""
+        ...
+
+    def init(
+        self, problem: Problem, prior: StateT | None = None, current: Allocation | None = None
+    ) -> tuple[Proposal, StateT]:
+        """Begin with a (new) worker group.
+
+        Args:
+            problem: the group and its limits.
+            prior: state learnt with an earlier group; what was learnt per device *kind* is carried over, what
+                was learnt per *rank* is dropped.
+            current: the allocation that training resumes from; its global batch size is kept.
+
+        Returns:
+            The first shares and the first state.
+        """
+        ...
+
+    def decide(self, state: StateT, observation: Observation, rng: np.random.Generator) -> tuple[Decision, StateT]:
+        """Judge one observation. Pure: the same arguments give the same answer."""
+        ...

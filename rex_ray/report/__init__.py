@@ -1,0 +1,1 @@
+"""Readers of a finished (or running) run: tables and an HTML page from its journal."""

@@ -1,0 +1,119 @@
+"""The worker's end of the control plane: what a session needs from whoever decides, and nothing more.
+
+Training never waits for control. Only ``join`` may block, once, within a limit, before the first step; ``send`` and
+``latest`` return at once whatever the other side does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from rex_ray.core.types import Allocation, StepRecord, WorkerSpec
+
+__all__ = ["ControlLink", "GroupInfo", "MetricRecord", "NullLink", "Record", "Reporter"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupInfo:
+    """What rank 0 tells the controller about the group that just formed.
+
+    Attributes:
+        generation: identity of the group (a uuid that rank 0 drew).
+        workers: every member, in rank order.
+        dataset_size: rows of the training set.
+        global_batch_size: reference batch, after clamping to a small data set where that was asked for.
+        step: next optimizer step (not 0 after a resume).
+        allocation: allocation of the checkpoint that training resumes from, or None.
+    """
+
+    generation: str
+    workers: tuple[WorkerSpec, ...]
+    dataset_size: int
+    global_batch_size: int
+    step: int
+    allocation: Allocation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRecord:
+    """Metrics that the user's loop reported; sent by rank 0 only."""
+
+    generation: str
+    epoch: int
+    step: int
+    elapsed_s: float
+    metrics: Mapping[str, float]
+
+
+Record: TypeAlias = StepRecord | MetricRecord
+
+
+class ControlLink(Protocol):
+    """One rank's connection to the controller."""
+
+    def join(self, group: GroupInfo, timeout_s: float) -> Allocation:
+        """Announce the group and receive its first allocation. Called by rank 0 only.
+
+        Raises:
+            LinkError: no answer within ``timeout_s``.
+        """
+        ...
+
+    def started(self, generation: str) -> None:
+        """Called on every rank once the group's generation is agreed, before the first ``send``."""
+        ...
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Take records along; never blocks, may drop when flooded."""
+        ...
+
+    def latest(self) -> Allocation | None:
+        """Return the newest allocation that the controller published for this generation; never blocks.
+
+        Only rank 0 is asked.
+        """
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """Flush what can be flushed within the limit and stop every thread."""
+        ...
+
+
+class Reporter(Protocol):
+    """Where ``session.report`` delivers; in Ray Train this is ``ray.train.report``, a barrier over all ranks."""
+
+    def report(self, metrics: Mapping[str, Any], state: Mapping[str, Any] | None) -> None:
+        """Deliver metrics and, on a save, the session's state (on every rank; rank 0 writes it)."""
+        ...
+
+    def restore(self) -> Mapping[str, Any] | None:
+        """Return the state of the newest save, or None at a fresh start."""
+        ...
+
+
+class NullLink:
+    """Nobody decides: equal shares for ever. The session without a controller, also the fallback's behaviour."""
+
+    def join(self, group: GroupInfo, timeout_s: float) -> Allocation:
+        """Return the resumed allocation, else equal shares."""
+        del timeout_s
+        if group.allocation is not None and len(group.allocation.local_batch_sizes) == len(group.workers):
+            return group.allocation
+        n = len(group.workers)
+        share, rest = divmod(group.global_batch_size, n)
+        return Allocation(version=0, local_batch_sizes=tuple(share + (i < rest) for i in range(n)))
+
+    def started(self, generation: str) -> None:
+        """Nothing to prepare."""
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Nobody listens."""
+
+    def latest(self) -> Allocation | None:
+        """Nothing is ever published."""
+        return None
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing to flush."""

@@ -1,0 +1,39 @@
+"""How a worker behaves, as one value. No policy in it: these are the worker's own intervals and limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["WorkerOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Intervals and limits of a worker session.
+
+    Attributes:
+        global_batch_size: reference batch ``M0`` in rows per optimizer step over all ranks.
+        seed: seeds each epoch's global order.
+        control_interval_steps: steps between two control boundaries while steps are short; long steps use 1.
+        norm_interval_steps: gradient norms are taken on every such step; 0 takes none.
+        warm_up_steps: first steps after start, resume or resize whose times are not evidence.
+        settle_steps: first steps after a change of shares whose times are not evidence.
+        collective_timeout_s: limit of every collective, also of DDP's own.
+        join_timeout_s: limit of the hand-shake with the controller; past it, training starts with equal shares.
+        checkpoint_interval_s: shortest time between two saves through ``report``.
+        small_dataset: ``"error"`` refuses fewer rows than a global batch; ``"clamp"`` lowers the batch to them.
+        weight_by: ``"samples"`` weights a rank by its rows, ``"tokens"`` by the weight given to ``session.backward``.
+    """
+
+    global_batch_size: int
+    seed: int = 0
+    control_interval_steps: int = 4
+    norm_interval_steps: int = 4
+    warm_up_steps: int = 3
+    settle_steps: int = 1
+    collective_timeout_s: float = 60.0
+    join_timeout_s: float = 30.0
+    checkpoint_interval_s: float = 60.0
+    small_dataset: Literal["error", "clamp"] = "error"
+    weight_by: Literal["samples", "tokens"] = "samples"
