@@ -1,0 +1,156 @@
+"""What every experiment shares: its command line, the JSON that it writes and the tables that it prints.
+
+An experiment is a function from ``Settings`` to ``Findings``. It never parses arguments, prints or writes::
+
+    def measure(settings: Settings) -> Findings: ...
+
+    if __name__ == "__main__":
+        main("overhead", measure)
+
+The JSON has the same five keys for all of them: ``name``, ``command``, ``settings``, ``figures`` (flat: name to
+number), ``tables`` (name to a list of rows).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rex_ray.core.types import FloatArray
+
+__all__ = ["Findings", "Row", "Settings", "bootstrap_median", "main", "to_document"]
+
+Scalar: TypeAlias = float | int | str | bool | None
+Row: TypeAlias = Mapping[str, Scalar]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the command line asked for.
+
+    Attributes:
+        quick: a smaller run that shows the way works; its figures are wider, not wrong.
+        seed: every random choice of the experiment follows from it.
+    """
+
+    quick: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What an experiment found.
+
+    Attributes:
+        figures: flat names to finite numbers; a figure that could not be measured is left out, never NaN.
+        tables: rows for people; the first row's keys are the columns.
+        settings: what the experiment itself chose (counts, sizes, targets), beside the command line's.
+    """
+
+    figures: Mapping[str, float]
+    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+def bootstrap_median(values: FloatArray, *, seed: int, num_resamples: int = 4000) -> tuple[float, float, float]:
+    """Median of ``values`` with its 95 % percentile bootstrap interval.
+
+    Args:
+        values: one independent value per pair or run, shape ``[k]``.
+        seed: seeds the resampling.
+        num_resamples: resamples; the interval's ends move by less than 1 % of its width beyond some thousands.
+
+    Returns:
+        ``(median, low, high)``.
+
+    Raises:
+        ValueError: no value, or one that is not finite.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.size == 0 or not np.isfinite(sample).all():
+        raise ValueError(f"the bootstrap needs finite values, got {sample.tolist()}")
+    rng = np.random.default_rng(seed)
+    medians = np.median(rng.choice(sample, size=(num_resamples, sample.size)), axis=1)
+    low, high = np.quantile(medians, [0.025, 0.975])
+    return float(np.median(sample)), float(low), float(high)
+
+
+def to_document(name: str, command: str, settings: Settings, findings: Findings) -> dict[str, object]:
+    """The JSON document of one run.
+
+    Raises:
+        ValueError: a figure that is not a finite number, or a table whose rows differ in their columns.
+    """
+    for key, value in findings.figures.items():
+        if not math.isfinite(value):
+            raise ValueError(f"figure {key!r} of experiment {name!r} is {value}; leave out what was not measured")
+    for key, rows in findings.tables.items():
+        if len({tuple(row) for row in rows}) > 1:
+            raise ValueError(f"the rows of table {key!r} of experiment {name!r} have different columns")
+    return {
+        "name": name,
+        "command": command,
+        "settings": {"quick": settings.quick, "seed": settings.seed, **findings.settings},
+        "figures": {key: float(value) for key, value in findings.figures.items()},
+        "tables": {key: [dict(row) for row in rows] for key, rows in findings.tables.items()},
+    }
+
+
+def print_tables(findings: Findings, console: Console) -> None:
+    """Print every table, then the figures as a table of their own."""
+    figures: list[Row] = [{"figure": name, "value": value} for name, value in findings.figures.items()]
+    for title, rows in {**findings.tables, "figures": figures}.items():
+        table = Table(title=title, title_justify="left")
+        for column in rows[0] if rows else ():
+            table.add_column(column)
+        for row in rows:
+            table.add_row(*(_text(value) for value in row.values()))
+        console.print(table)
+
+
+def main(name: str, measure: Callable[[Settings], Findings], argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, measure, print the tables and write the JSON.
+
+    Args:
+        name: the module's name under ``experiments``.
+        measure: the experiment.
+        argv: arguments; default ``sys.argv[1:]``.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog=f"python -m experiments.{name}", description=measure.__doc__)
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where to write the findings")
+    parser.add_argument("--quick", action="store_true", help="a smaller run: wider intervals, same code")
+    parser.add_argument("--seed", type=int, default=0)
+    parsed = parser.parse_args(arguments)
+
+    settings = Settings(quick=parsed.quick, seed=parsed.seed)
+    findings = measure(settings)
+    command = shlex.join(["python", "-m", f"experiments.{name}", *arguments])
+    document = to_document(name, command, settings, findings)
+    # Written before anything is printed: a broken pipe must not cost the findings of a long run.
+    parsed.json.parent.mkdir(parents=True, exist_ok=True)
+    parsed.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    print_tables(findings, Console())
+
+
+def _text(value: Scalar) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.5g}"
+        case None:
+            return "-"
+        case _:
+            return str(value)
