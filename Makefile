@@ -1,0 +1,67 @@
+# Everything a newcomer types. Each target installs what it needs first, once, into .venv.
+#
+#   make demo     four workers on an emulated T4 + V100 cluster train three ways, and a table says what was gained
+#   make test     every test but those that need a GPU
+#   make check    format, lint, types, import contracts, documentation
+#   make bench    the measurements under experiments/
+#   make docs     the documentation as a static site, in site/
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Redone when pyproject.toml changes, and only then.
+STAMP  := $(VENV)/.installed
+OUT    ?= out
+
+# Two cores are the reference machine: torch's own threads would only fight with the worker processes.
+export OMP_NUM_THREADS ?= 1
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: help setup demo test test-gpu check format bench docs clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   make /  make /p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "rex_ray needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another one:  make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu:  apt-get install python3-venv"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=24"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $(STAMP)
+
+demo: setup
+	$(BIN)/rex-ray demo --output $(OUT)/demo
+
+# Pure tests run first, then those with real processes, then those with a real Ray: the cheapest failure comes first.
+test: setup
+	$(BIN)/python -m pytest -m "not gpu" --durations=10
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m experiments.overhead --json $(OUT)/overhead.json
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(OUT) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

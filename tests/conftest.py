@@ -1,0 +1,43 @@
+"""What every test shares: deterministic hypothesis, one torch thread, cheapest tests first, a word on the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+
+# Read by torch and Ray when they are first imported, so set before any test module is.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+settings.register_profile("rex_ray", derandomize=True, deadline=None)
+settings.load_profile("rex_ray")
+
+# Cost in the order of patience: values, real processes, a real cluster, a real device.
+_STAGES = ("dist", "ray", "gpu")
+
+_gpu_tests_left_out: list[str] = []
+
+
+def _stage(item: pytest.Item) -> int:
+    return max((1 + k for k, marker in enumerate(_STAGES) if item.get_closest_marker(marker)), default=0)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_stage)  # stable: within a stage the files' own order stands
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    _gpu_tests_left_out.extend(item.nodeid for item in items if item.get_closest_marker("gpu"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _gpu_tests_left_out:
+        count = len(_gpu_tests_left_out)
+        terminalreporter.write_line(
+            f"NOT RUN: {count} gpu test{'s' if count > 1 else ''} (on a machine with a CUDA device: make test-gpu)",
+            yellow=True,
+        )
