@@ -1,0 +1,51 @@
+"""The page: one HTML file that opens anywhere, without a network and without scripts."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from rex_ray.report.figures import Figure, device_colours, legend, metric_figures, own_time_figure, split_figure
+from rex_ray.report.schema import RunData
+from rex_ray.report.tables import DECISION_COLUMNS, decision_rows, key_figures
+
+__all__ = ["render_html"]
+
+
+def render_html(run: RunData) -> str:
+    """Render a run as one self-contained HTML page.
+
+    Args:
+        run: what to show; a run without a complete step gives a page that says so.
+
+    Returns:
+        The page's text, to be written as UTF-8.
+    """
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("rex_ray.report").joinpath("run.html.j2").read_text(encoding="utf-8"))
+    return template.render(
+        run=run,
+        version=version("rex-ray"),
+        key_figures=key_figures(run),
+        legend=legend(run.groups[-1], device_colours(run.groups)) if run.groups else (),
+        charts=_charts(step_figures(run)),
+        metrics=_charts(metric_figures(run.metrics)),
+        columns=DECISION_COLUMNS,
+        decisions=decision_rows(run.decisions),
+    )
+
+
+def step_figures(run: RunData) -> tuple[Figure, ...]:
+    """The charts over optimizer steps; none for a run without a complete step."""
+    if not run.groups:
+        return ()
+    colours = device_colours(run.groups)
+    return split_figure(run.groups, colours), own_time_figure(run.groups, run.decisions, colours)
+
+
+def _charts(figures: tuple[Figure, ...]) -> list[tuple[Figure, Markup]]:
+    # Our own drawings, whose texts are escaped where they are drawn.
+    return [(figure, Markup(figure.wide + figure.narrow)) for figure in figures]

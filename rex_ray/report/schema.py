@@ -1,0 +1,117 @@
+"""What a report is made from: one run as plain arrays and rows, whatever wrote its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rex_ray.core.types import FloatArray, IntArray
+
+__all__ = ["BoolArray", "DecisionRow", "GroupData", "MetricPoint", "RunData"]
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupData:
+    """The steps of one worker group in order; ``k`` steps, ``n`` ranks.
+
+    Attributes:
+        generation: the group's identity.
+        devices: kind of device per rank.
+        nodes: machine per rank, ``""`` where unknown.
+        steps: step numbers, shape ``[k]``, rising.
+        versions: allocation version per step, shape ``[k]``.
+        num_rows: real rows, shape ``[k, n]``.
+        own_s: data + compute in seconds, shape ``[k, n]``.
+        step_s: wall time of the step in seconds, the mean over ranks, shape ``[k]``.
+        steady: whether the step's times are evidence about the steady state, shape ``[k]``.
+    """
+
+    generation: str
+    devices: tuple[str, ...]
+    nodes: tuple[str, ...]
+    steps: IntArray
+    versions: IntArray
+    num_rows: IntArray
+    own_s: FloatArray
+    step_s: FloatArray
+    steady: BoolArray
+
+    @property
+    def num_workers(self) -> int:
+        """Number of ranks ``n``."""
+        return len(self.devices)
+
+    @property
+    def imbalance(self) -> FloatArray:
+        """``max_i t_i / mean_i t_i - 1`` per step, shape ``[k]``."""
+        ratio: FloatArray = self.own_s.max(axis=1) / self.own_s.mean(axis=1) - 1.0
+        return ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricPoint:
+    """Metrics that the training loop reported, and when."""
+
+    elapsed_s: float
+    epoch: int
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRow:
+    """One change that the policy asked for.
+
+    Attributes:
+        number: from 1, in the order of the journal; figures and table share it.
+        kind: what was asked for, in the journal's words (``"first"``, ``"reallocate"``, ...).
+        decided_at_step: newest complete step when it was decided.
+        reason: the policy's own words.
+        before: rows per rank that the group ran under, ``()`` before its first allocation.
+        after: rows per rank that were asked for, ``()`` where it was no change of shares.
+        version: allocation version, or None where nothing was published (``advise``, searches).
+        applied_at_step: first complete step under it, or None if it never took effect.
+        predicted_gain: fraction of step time that the policy expected to save, or None.
+        measured_gain: fraction that it did save, as the controller measured it, or None.
+    """
+
+    number: int
+    kind: str
+    decided_at_step: int
+    reason: str
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    version: int | None = None
+    applied_at_step: int | None = None
+    predicted_gain: float | None = None
+    measured_gain: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunData:
+    """One run.
+
+    Attributes:
+        name: what people call it.
+        policy: name of the policy.
+        outcome: why it ended, or ``"unfinished"``.
+        settings: what it was asked to do, as text, in the order of display.
+        groups: one per worker group that completed a step, in order.
+        metrics: in the order of their reports.
+        decisions: in order.
+        notices: what else the controller had to say (gaps, drops, withdrawals), each one line.
+    """
+
+    name: str
+    policy: str
+    outcome: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[GroupData, ...] = ()
+    metrics: tuple[MetricPoint, ...] = ()
+    decisions: tuple[DecisionRow, ...] = ()
+    notices: tuple[str, ...] = ()

@@ -1,0 +1,139 @@
+"""Charts say exactly what the arrays say, whatever their size; and thinning keeps what it must."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rex_ray.report.figures import (
+    device_colours,
+    legend,
+    metric_figures,
+    own_time_figure,
+    planned_shares,
+    split_figure,
+    thin,
+)
+from rex_ray.report.schema import DecisionRow, GroupData, MetricPoint
+from rex_ray.report.svg import Scale, line_path, nice_ticks, shade
+
+
+def make_group(shares: list[list[int]], versions: list[int], first_step: int = 0) -> GroupData:
+    """A group whose step ``k`` ran under ``versions[k]`` with ``shares[versions[k]]``; the last step is partial."""
+    num_rows = np.array([shares[v] for v in versions])
+    num_rows[-1] //= 2
+    n = num_rows.shape[1]
+    own_s = 0.01 + 0.001 * num_rows
+    return GroupData(
+        generation="g",
+        devices=tuple("T4" if rank < n // 2 else "V100" for rank in range(n)),
+        nodes=("",) * n,
+        steps=first_step + np.arange(len(versions)),
+        versions=np.array(versions),
+        num_rows=num_rows,
+        own_s=own_s,
+        step_s=own_s.max(axis=1) + 0.02,
+        steady=np.arange(len(versions)) > 1,
+    )
+
+
+TWO_SPLITS = make_group([[8, 8, 8, 8], [4, 4, 12, 12]], [0] * 10 + [1] * 15)
+
+
+def test_a_partial_last_batch_does_not_look_like_a_change_of_shares() -> None:
+    starts, shares = planned_shares(TWO_SPLITS)
+    assert starts.tolist() == [0, 10]
+    assert shares.tolist() == [[8, 8, 8, 8], [4, 4, 12, 12]]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3000])
+def test_charts_are_well_formed_at_any_length(num_steps: int) -> None:
+    group = make_group([[8, 8], [4, 12]], [min(1, k // 2) for k in range(num_steps)])
+    decision = DecisionRow(number=1, kind="reallocate", decided_at_step=1, reason="x", version=1, applied_at_step=2)
+    colours = device_colours([group])
+    for figure in (split_figure([group], colours), own_time_figure([group], [decision], colours)):
+        for drawing in (figure.wide, figure.narrow):
+            root = ET.fromstring(drawing)
+            assert root.get("role") == "img"
+            assert root.get("aria-label", "").startswith(figure.title)
+            assert not re.search(r"nan|inf", "".join(e.get("d", "") for e in root.iter()))
+            assert len(drawing) < 40_000
+
+
+def test_groups_of_different_sizes_share_one_axis() -> None:
+    """After a resize the run goes on with another number of workers, and the chart with another number of bands."""
+    later = make_group([[10, 10, 12]], [0] * 20, first_step=25)
+    figure = split_figure([TWO_SPLITS, later], device_colours([TWO_SPLITS, later]))
+    bands = [e for e in ET.fromstring(figure.wide).iter() if e.get("class") == "band"]
+    assert len(bands) == 4 + 3
+
+
+def test_a_group_whose_every_step_is_warm_up_is_still_drawn() -> None:
+    group = make_group([[8, 8]], [0, 0])
+    assert not group.steady.any()
+    assert "<svg" in own_time_figure([group], [], device_colours([group])).wide
+
+
+@given(k=st.integers(1, 1000), most=st.integers(1, 50))
+def test_thinning_covers_all_steps_in_order_and_stays_within_the_values(k: int, most: int) -> None:
+    steps = np.arange(k)
+    middles, medians = thin(steps, steps.astype(float)[:, None], most)
+    assert len(middles) == min(k, most)
+    assert np.all(np.diff(middles) > 0)
+    assert np.allclose(medians[:, 0], middles)  # of a straight line, the median of a bucket is its middle
+
+
+@given(low=st.floats(-1e6, 1e6), extent=st.floats(1e-6, 1e6), count=st.integers(2, 10))
+def test_ticks_lie_within_the_axis_evenly_spaced_and_never_too_many(low: float, extent: float, count: int) -> None:
+    ticks = nice_ticks(low, low + extent, count)
+    slack = 1e-6 * extent + 1e-9 * abs(low)
+    assert all(low - slack <= tick <= low + extent + slack for tick in ticks)
+    assert len(ticks) <= 1.2 * count + 1
+    if len(ticks) > 2:
+        assert np.allclose(np.diff(ticks), ticks[1] - ticks[0], atol=slack)
+
+
+def test_an_axis_without_extent_has_one_tick_and_one_place() -> None:
+    assert nice_ticks(3.0, 3.0, 5) == (3.0,)
+    assert float(Scale(3.0, 3.0, 10.0, 90.0)(3.0)) == 10.0
+
+
+def test_a_missing_value_interrupts_the_line() -> None:
+    path = line_path(np.arange(4.0), np.array([0.0, np.nan, 1.0, 2.0]))
+    assert path.count("M") == 2
+
+
+def test_workers_of_one_kind_share_a_hue_and_differ_in_pattern() -> None:
+    colours = device_colours([TWO_SPLITS])
+    entries = legend(TWO_SPLITS, colours)
+    assert {e.stroke for e in entries if e.device == "T4"} == {colours["T4"]}
+    assert colours["T4"] != colours["V100"]
+    assert len({(e.stroke, e.dash) for e in entries}) == 4
+    assert len({e.fill for e in entries}) == 4
+
+
+def test_shading_starts_at_the_hue_and_only_gets_lighter() -> None:
+    shades = [shade("#0072b2", k, 5) for k in range(5)]
+    assert shades[0] == "#0072b2"
+    assert shades == sorted(shades)
+
+
+def test_metrics_that_never_change_are_not_drawn() -> None:
+    points = [
+        MetricPoint(elapsed_s=float(k), epoch=k, step=k, metrics={"accuracy": k / 5, "rows_seen_exactly_once": 1.0})
+        for k in range(5)
+    ]
+    assert [figure.title for figure in metric_figures(points)] == ["accuracy"]
+    assert metric_figures(points[:1]) == ()
+
+
+def test_a_metric_that_is_once_not_a_number_is_drawn_without_that_point() -> None:
+    values = [0.1, float("nan"), 0.3]
+    points = [MetricPoint(elapsed_s=k, epoch=k, step=k, metrics={"loss": v}) for k, v in enumerate(values)]
+    (figure,) = metric_figures(points)
+    assert figure.wide.count("<circle") == 2

@@ -1,0 +1,125 @@
+"""The page stands alone, escapes what it is given, and has an answer for a run without steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+
+from rex_ray.report.html import render_html
+from rex_ray.report.schema import DecisionRow, GroupData, MetricPoint, RunData
+from rex_ray.report.tables import decision_rows, format_gain, key_figures
+
+STEPS = np.arange(40)
+SHARES = np.where(STEPS[:, None] < 20, [[32, 32]], [[20, 44]])
+OWN_S = SHARES * np.array([0.004, 0.002])
+
+RUN = RunData(
+    name="demo <rex>",
+    policy="rex",
+    outcome="finished",
+    settings={"global_batch_size": "64"},
+    groups=(
+        GroupData(
+            generation="g",
+            devices=("T4", "V100"),
+            nodes=("node-a", "node-b"),
+            steps=STEPS,
+            versions=(STEPS >= 20).astype(np.int64),
+            num_rows=SHARES,
+            own_s=OWN_S,
+            step_s=OWN_S.max(axis=1),
+            steady=STEPS >= 3,
+        ),
+    ),
+    metrics=tuple(
+        MetricPoint(elapsed_s=2.0 + k, epoch=k, step=20 * k, metrics={"accuracy": 0.5 + k / 4}) for k in (0, 1)
+    ),
+    decisions=(
+        DecisionRow(
+            number=1,
+            kind="reallocate",
+            decided_at_step=15,
+            reason="predicted <script>alert(1)</script> & more",
+            before=(32, 32),
+            after=(20, 44),
+            version=1,
+            applied_at_step=20,
+            predicted_gain=0.31,
+            measured_gain=0.3125,
+        ),
+    ),
+    notices=("step 7 dropped",),
+)
+
+
+class Outline(HTMLParser):
+    """Collects tags, and what a browser would fetch."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links.extend(value or "" for name, value in attrs if name in {"src", "href", "srcset", "data"})
+
+
+def test_the_page_needs_no_network_and_runs_no_script() -> None:
+    page = render_html(RUN)
+    outline = Outline(page)
+    assert outline.links == []
+    assert "script" not in outline.tags
+    assert not re.search(r"https?://|@import|url\(", page)
+    assert outline.tags.count("svg") == 2 + 2 * 2 + 1  # a legend key per rank, two charts in two widths, one metric
+
+
+def test_what_the_run_says_is_text_and_never_markup() -> None:
+    page = render_html(RUN)
+    assert "<script>alert" not in page
+    assert "predicted &lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in page
+    assert "demo &lt;rex&gt;" in page
+
+
+def test_the_page_shows_result_decision_settings_and_notices() -> None:
+    page = render_html(RUN)
+    for shown in ("finished", "−31.0%", "−31.2%", "global_batch_size", "step 7 dropped", "node-b", "0.75"):
+        assert shown in page
+
+
+def test_a_run_without_a_complete_step_gets_a_page_that_says_so() -> None:
+    page = render_html(RunData(name="x", policy="bsp", outcome="failed: no node"))
+    assert "holds no complete step" in page
+    assert "changed nothing" in page
+
+
+def test_key_figures_compare_with_the_first_split() -> None:
+    figures = {figure.label: figure for figure in key_figures(RUN)}
+    assert figures["step time"].value == "88 ms"
+    assert figures["step time"].detail == "128 ms with the first split"
+    assert figures["imbalance"].value == "4.8%"  # 88 against a mean of 84 (80 and 88)
+    assert figures["accuracy"].value == "0.75"
+
+
+def test_a_run_that_never_changed_is_compared_with_nothing() -> None:
+    group = replace(RUN.groups[0], versions=np.zeros(40, dtype=np.int64))
+    figures = {figure.label: figure for figure in key_figures(replace(RUN, groups=(group,), decisions=()))}
+    assert figures["step time"].detail == ""
+
+
+def test_what_was_saved_carries_a_minus_and_the_unknown_a_dash() -> None:
+    assert [format_gain(gain) for gain in (0.2, -0.05, None)] == ["−20.0%", "+5.0%", "–"]
+
+
+def test_a_decision_that_was_advice_only_is_told_from_one_that_never_took_effect() -> None:
+    rows = decision_rows(
+        [
+            replace(RUN.decisions[0], version=None, applied_at_step=None),
+            replace(RUN.decisions[0], applied_at_step=None),
+        ]
+    )
+    assert [row[2] for row in rows] == ["not published", "never"]
