@@ -88,7 +88,7 @@ def rows_per_rank(num_rows: int, local_batch_sizes: Sequence[int]) -> tuple[int,
     total = sum(shares)
     if num_rows < 0 or min(shares, default=-1) < 0 or (total == 0 and num_rows > 0):
         raise ValueError(f"cannot divide {num_rows} rows by the shares {shares}")
-    if num_rows == total or total == 0:
+    if total in (num_rows, 0):
         return shares
     quotas = [divmod(num_rows * share, total) for share in shares]
     counts = [whole for whole, _ in quotas]
@@ -123,7 +123,8 @@ def _quota(total: int, w: FloatArray, lo: IntArray, hi: IntArray) -> FloatArray:
     at = max(int(np.searchsorted(sums, total, side="right")) - 1, 0)
     slope = slopes[at] if at < w.size * 2 - 1 else 0.0
     level = levels[at] + ((total - sums[at]) / slope if slope > 0 else 0.0)
-    return np.clip(level * w, lo, hi)
+    quota: FloatArray = np.clip(level * w, lo, hi)
+    return quota
 
 
 def _round_quota(total: int, quota: FloatArray, hi: IntArray) -> IntArray:

@@ -1,0 +1,136 @@
+"""The exact split of a global batch: minimise the slowest worker's own time, in whole rows.
+
+For non-decreasing step times the smallest feasible deadline can be found by bisection, because the most rows that
+worker ``i`` finishes within a deadline, ``cap_i``, never falls as the deadline grows. The answer equals brute force
+(tested), so whatever a search later improves on it is an error of the curves, not of the split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rex_ray.core.apportion import apportion
+from rex_ray.core.curves import StepTimeCurve
+from rex_ray.core.errors import InfeasibleError
+from rex_ray.core.types import FloatArray, IntArray, read_only
+
+__all__ = ["CurveSet", "SplitPlan", "exact_split"]
+
+# Deadlines nearer than this (relative) are one deadline: far below any measurement, far above rounding.
+_SAME_TIME = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SplitPlan:
+    """A split and what the curves say about it.
+
+    Attributes:
+        local_batch_sizes: rows per rank.
+        step_time_s: own time of the slowest rank.
+        own_s: own time per rank, shape ``[n]``; 0 for a rank without rows.
+    """
+
+    local_batch_sizes: tuple[int, ...]
+    step_time_s: float
+    own_s: FloatArray
+
+
+class CurveSet:
+    """Several workers' curves, evaluated together: workers that share a shape are one array operation."""
+
+    def __init__(self, curves: Sequence[StepTimeCurve]) -> None:
+        groups: dict[tuple[int, int], list[int]] = {}
+        for rank, curve in enumerate(curves):
+            groups.setdefault((id(curve.knot_rows), id(curve.knot_s)), []).append(rank)
+        self._groups = [(replace(curves[ranks[0]], scale=1.0), np.array(ranks)) for ranks in groups.values()]
+        self._scales = np.array([curve.scale for curve in curves])
+        self.num_workers = len(curves)
+
+    def own_s(self, num_rows: IntArray) -> FloatArray:
+        """Return the own time per rank, shape ``[n]``; no rows take no time."""
+        own = np.empty(self.num_workers)
+        for shape, ranks in self._groups:
+            own[ranks] = shape.predict_s(num_rows[ranks])
+        result: FloatArray = np.where(num_rows > 0, own * self._scales, 0.0)
+        return result
+
+    def most_rows(self, deadline_s: float, lower: IntArray, upper: IntArray) -> IntArray:
+        """Return per rank the most rows done by ``deadline_s``, within bounds; at least the lower bound."""
+        rows = np.empty(self.num_workers)
+        for shape, ranks in self._groups:
+            rows[ranks] = shape.rows_within(deadline_s / self._scales[ranks])
+        # A deadline met exactly must not lose its row to rounding.
+        return np.floor(np.clip(rows * (1 + _SAME_TIME / 10), lower, upper)).astype(np.int64)
+
+
+def exact_split(
+    curves: Sequence[StepTimeCurve],
+    global_batch_size: int,
+    lower: Sequence[int] | None = None,
+    upper: Sequence[int | None] | None = None,
+) -> SplitPlan:
+    """Minimise the slowest rank's own time over all integer splits of ``global_batch_size``.
+
+    Among the optima, ranks that are not the bottleneck have as many rows as fit (the smallest spread), and rows
+    that several ranks could take at the same time are shared out evenly, lower ranks first.
+
+    Args:
+        curves: own time per rank.
+        global_batch_size: rows to split.
+        lower: fewest rows per rank, default 1.
+        upper: most rows per rank, None where unknown, default none. A curve's ``max_trusted_rows`` is not
+            enforced here: the caller decides how far to trust it.
+
+    Raises:
+        InfeasibleError: the bounds leave no room for ``global_batch_size``.
+    """
+    n = len(curves)
+    lo = np.ones(n, dtype=np.int64) if lower is None else np.array(lower, dtype=np.int64)
+    hi = np.full(n, global_batch_size)
+    if upper is not None:
+        hi = np.array([global_batch_size if most is None else min(most, global_batch_size) for most in upper])
+    _check_bounds(global_batch_size, lo, hi, upper)
+    workers = CurveSet(curves)
+    deadline_s = _smallest_deadline(workers, global_batch_size, lo, hi)
+    below = workers.most_rows(deadline_s * (1 - _SAME_TIME), lo, hi)
+    within = workers.most_rows(deadline_s * (1 + _SAME_TIME), lo, hi)
+    sizes = below + apportion(global_batch_size - int(below.sum()), within - below, upper=within - below)
+    own_s = workers.own_s(sizes)
+    return SplitPlan(
+        local_batch_sizes=tuple(sizes.tolist()),
+        step_time_s=float(own_s.max()),
+        own_s=read_only(own_s, np.float64),
+    )
+
+
+def _smallest_deadline(workers: CurveSet, total: int, lo: IntArray, hi: IntArray) -> float:
+    """Bisect for the smallest time in which the workers together can do ``total`` rows.
+
+    A worker that its lower bound makes slower than that does not slacken the deadline of the others.
+    """
+    early, late = 0.0, float(workers.own_s(hi).max())
+    while late - early > _SAME_TIME / 4 * late:
+        middle = (early + late) / 2
+        if workers.most_rows(middle, lo, hi).sum() >= total:
+            late = middle
+        else:
+            early = middle
+    return late
+
+
+def _check_bounds(total: int, lo: IntArray, hi: IntArray, upper: Sequence[int | None] | None) -> None:
+    if lo.size == 0 or lo.size != hi.size:
+        raise InfeasibleError(f"cannot split {total} rows over {lo.size} workers with {hi.size} upper bounds")
+    if int(lo.sum()) > total:
+        raise InfeasibleError(
+            f"a global batch of {total} rows is too small for {lo.size} workers that need {int(lo.sum())} together"
+        )
+    if (lo > hi).any() or int(hi.sum()) < total:
+        limits = "none" if upper is None else str(list(upper)[:16])
+        raise InfeasibleError(
+            f"a global batch of {total} rows does not fit {lo.size} workers: at most {int(hi.sum())} rows together "
+            f"(upper bounds {limits}, lower bounds {lo[:16].tolist()})"
+        )

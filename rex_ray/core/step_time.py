@@ -1,0 +1,197 @@
+"""What is known about the workers' own times: a curve's *shape* per kind of device, a *scale* per worker.
+
+A slowdown changes a worker's scale, not its shape. So what was learnt about a kind survives a slowdown, serves
+every worker of the kind, and passes on to the next worker group; forgetting and re-fitting would lose all three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from rex_ray.core.curves import StepTimeCurve
+from rex_ray.core.kind_fit import KindFit, LearntShape, SizeMedians, distinct_sizes, fit_kind
+from rex_ray.core.types import FloatArray, IntArray
+
+__all__ = ["LearntShape", "StepTimeBook", "StepTimeCurve"]
+
+MAX_SIZES = 8
+"""Distinct sizes remembered per worker."""
+
+WINDOW = 32
+"""Newest samples remembered per worker and size; the median of 32 forgets a passing disturbance within 16 steps."""
+
+# A size that was not run for this many samples counts half.
+_HALF_LIFE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepTimeBook:
+    """Samples of own time per worker and size, as one immutable value; curves are fitted when asked for.
+
+    Plain enough to be written as JSON: strings, integers and read-only arrays. A slot without samples has count 0.
+
+    Attributes:
+        devices: kind of device per rank.
+        applied_scale: product of the factors given to ``rescale``, shape ``[n]``; samples are stored divided by it.
+        num_rows: the size of each slot, shape ``[n, MAX_SIZES]``.
+        counts: samples ever taken at that size, shape ``[n, MAX_SIZES]``.
+        last_seen: value of ``num_observed`` when the size was last run, shape ``[n, MAX_SIZES]``.
+        recent_s: ring of the newest samples in seconds, shape ``[n, MAX_SIZES, WINDOW]``.
+        num_observed: calls of ``observe`` so far that brought a sample.
+        learnt: shapes that an earlier worker group left behind.
+    """
+
+    devices: tuple[str, ...]
+    applied_scale: FloatArray
+    num_rows: IntArray
+    counts: IntArray
+    last_seen: IntArray
+    recent_s: FloatArray
+    num_observed: int = 0
+    learnt: tuple[LearntShape, ...] = ()
+
+    @classmethod
+    def empty(cls, devices: tuple[str, ...]) -> StepTimeBook:
+        """Return a book in which nothing is known yet of workers on these kinds of device."""
+        n = len(devices)
+        slots = np.zeros((n, MAX_SIZES), dtype=np.int64)
+        return cls(
+            devices=devices,
+            applied_scale=_frozen(np.ones(n)),
+            num_rows=_frozen(slots),
+            counts=_frozen(slots.copy()),
+            last_seen=_frozen(slots.copy()),
+            recent_s=_frozen(np.zeros((n, MAX_SIZES, WINDOW))),
+        )
+
+    def observe(
+        self, num_rows: npt.ArrayLike, own_s: npt.ArrayLike, use: npt.NDArray[np.bool_] | None = None
+    ) -> StepTimeBook:
+        """Return a book that also knows one step.
+
+        Args:
+            num_rows: rows per rank, shape ``[n]``; a rank without rows gives no sample.
+            own_s: own time in seconds per rank, shape ``[n]``; what is not finite and positive gives no sample.
+            use: which ranks' times are evidence, shape ``[n]``; default all.
+        """
+        rows = np.asarray(num_rows, dtype=np.int64)
+        times = np.asarray(own_s, dtype=np.float64)
+        usable = (rows > 0) & (times > 0) & (times < np.inf)
+        if use is not None:
+            usable &= use
+        ranks = usable.nonzero()[0]
+        if ranks.size == 0:
+            return self
+        sizes, counts, last_seen = self.num_rows.copy(), self.counts.copy(), self.last_seen.copy()
+        recent = self.recent_s.copy()
+        hits = (sizes[ranks] == rows[ranks, None]) & (counts[ranks] > 0)
+        slots = hits.argmax(axis=1)
+        for index in (~hits.any(axis=1)).nonzero()[0]:
+            rank = int(ranks[index])
+            slots[index] = slot = _slot_for(sizes[rank], counts[rank], last_seen[rank])
+            sizes[rank, slot], counts[rank, slot] = rows[rank], 0
+        seen = counts[ranks, slots]
+        recent[ranks, slots, seen % WINDOW] = times[ranks] / self.applied_scale[ranks]
+        counts[ranks, slots] = seen + 1
+        last_seen[ranks, slots] = self.num_observed + 1
+        return StepTimeBook(
+            devices=self.devices,
+            applied_scale=self.applied_scale,
+            num_rows=_frozen(sizes),
+            counts=_frozen(counts),
+            last_seen=_frozen(last_seen),
+            recent_s=_frozen(recent),
+            num_observed=self.num_observed + 1,
+            learnt=self.learnt,
+        )
+
+    def rescale(self, rank: int, factor: float) -> StepTimeBook:
+        """Return a book in which ``rank`` takes ``factor`` times as long from now on; its samples are kept."""
+        if not 0 < factor < np.inf:
+            raise ValueError(f"a scale factor must be positive and finite, got {factor}")
+        scale = self.applied_scale.copy()
+        scale[rank] *= factor
+        return replace(self, applied_scale=_frozen(scale))
+
+    def carry_over(self, devices: tuple[str, ...]) -> StepTimeBook:
+        """Return the book of a new worker group: shapes per kind are kept, everything per rank is dropped."""
+        shapes = {shape.device: shape for shape in self.learnt}
+        for device, fit in _fit_all(self).items():
+            shapes[device] = fit.as_learnt(device)
+        return replace(StepTimeBook.empty(devices), learnt=tuple(shapes[device] for device in sorted(shapes)))
+
+    def curve(self, rank: int) -> StepTimeCurve:
+        """Return the own time of ``rank`` as a function of its rows; fitted once per book and kept.
+
+        Raises:
+            ValueError: no worker of its kind was ever measured (``num_sizes`` is 0).
+        """
+        device = self.devices[rank]
+        fit = _fit_all(self).get(device)
+        if fit is None:
+            raise ValueError(f"no own time of any {device!r} was measured yet, so rank {rank} has no curve")
+        member = sum(other == device for other in self.devices[:rank])
+        return replace(fit.shape, scale=float(self.applied_scale[rank] * fit.scales[member]))
+
+    def curves(self) -> tuple[StepTimeCurve, ...]:
+        """Return every rank's curve; see ``curve``."""
+        return tuple(self.curve(rank) for rank in range(len(self.devices)))
+
+    def num_sizes(self, rank: int) -> int:
+        """Return how many distinct sizes of the rank's kind were measured (near-equal ones count once)."""
+        medians = self._medians(self.devices[rank], with_times=False)
+        return distinct_sizes(medians.num_rows, medians.weight)[0].size
+
+    def num_samples(self, rank: int) -> int:
+        """Return how many samples of this rank itself were taken."""
+        return int(self.counts[rank].sum())
+
+    def _medians(self, device: str, *, with_times: bool = True) -> SizeMedians:
+        """Condense the samples of one kind to one median per worker and size, the learnt shape as one more worker."""
+        members = np.array([rank for rank, kind in enumerate(self.devices) if kind == device], dtype=np.int64)
+        who, slot = self.counts[members].nonzero()
+        at = members[who], slot
+        counts = self.counts[at]
+        age = self.num_observed - self.last_seen[at]
+        weight = np.minimum(counts, 50.0) * np.maximum(0.5 ** (age / _HALF_LIFE), 0.1)
+        samples = np.log(self._samples_with_nan(at)) if with_times else np.zeros((counts.size, WINDOW))
+        known = next((shape for shape in self.learnt if shape.device == device), None)
+        return SizeMedians.condense(
+            members=members.size, who=who, num_rows=self.num_rows[at], weight=weight, log_samples=samples, known=known
+        )
+
+    def _samples_with_nan(self, at: tuple[IntArray, IntArray]) -> FloatArray:
+        """Return the rings of the given (rank, slot) pairs, shape ``[pairs, WINDOW]``, NaN where not yet filled."""
+        filled = np.arange(WINDOW) < self.counts[at][:, None]
+        samples: FloatArray = np.where(filled, self.recent_s[at], np.nan)
+        return samples
+
+
+@lru_cache(maxsize=4)
+def _fit_all(book: StepTimeBook) -> dict[str, KindFit]:
+    """Fit every kind that has evidence. A book compares by identity, so the newest few keep their fits."""
+    fits = {device: fit_kind(book._medians(device)) for device in sorted(set(book.devices))}
+    return {device: fit for device, fit in fits.items() if fit is not None}
+
+
+def _slot_for(sizes: IntArray, counts: IntArray, last_seen: IntArray) -> int:
+    """Return the slot for a new size: a free one, else that of the size whose loss costs the shape least."""
+    free = (counts == 0).nonzero()[0]
+    if free.size:
+        return int(free[0])
+    # Of the two sizes nearest to each other one is redundant: the one that was not run for longer.
+    order = np.argsort(sizes)
+    gaps = np.diff(np.log(sizes[order]))
+    nearest = int(np.argmin(gaps))
+    pair = order[nearest : nearest + 2]
+    return int(pair[np.argmin(last_seen[pair])])
+
+
+def _frozen(array: npt.NDArray[np.generic]) -> npt.NDArray:  # type: ignore[type-arg]
+    """Make a private array read-only in place: a book copies once per step, not twice."""
+    array.setflags(write=False)
+    return array
