@@ -1,0 +1,76 @@
+"""The command line: ``rex-ray demo | replay | report | env``.
+
+Everything heavy is imported inside the command that needs it: ``rex-ray --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rex_ray.core.errors import RexError
+
+__all__ = ["app", "main"]
+
+EXIT_DIFFERENT = 1
+EXIT_USER_ERROR = 2
+
+app = typer.Typer(
+    name="rex-ray",
+    help="Fast synchronous PyTorch training on clusters of mixed GPUs, as a Ray Train trainer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run's storage folder, or the rex_ray or journal folder inside it.", show_default=False
+    ),
+]
+
+
+@app.command()
+def env(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Show versions, devices and memory: what a bug report needs."""
+    from rex_ray.cli.environment import describe_environment  # noqa: PLC0415
+
+    found = describe_environment()
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in _environment_rows(found):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _environment_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("python", found["python"]), ("platform", found["platform"])]
+    rows += [(name, installed or "not installed") for name, installed in found["packages"].items()]
+    rows += [("CPUs", str(found["num_cpus"])), ("memory", f"{found['memory_bytes'] / 2**30:.1f} GiB")]
+    devices = [
+        f"{device['name']}, {device['memory_bytes'] / 2**30:.1f} GiB, compute capability {device['compute_capability']}"
+        for device in found["devices"]
+    ]
+    return rows + [(f"CUDA device {index}", device) for index, device in enumerate(devices or ["none"])]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; an error that we raise on purpose is one clear message, never a traceback."""
+    try:
+        app(args=arguments)
+    except RexError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
+        sys.exit(EXIT_USER_ERROR)
