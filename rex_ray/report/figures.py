@@ -82,12 +82,13 @@ def _step_range(groups: Sequence[GroupData]) -> tuple[float, float]:
 def planned_shares(group: GroupData) -> tuple[IntArray, IntArray]:
     """Return the first step of every allocation, shape ``[m]``, and its shares, shape ``[m, n]``.
 
-    A partial last batch has fewer rows than its allocation asks for; the fullest step shows the shares as planned.
+    An epoch's last batch has fewer rows than its allocation asks for, or a few more; any other step shows them as
+    planned.
     """
     starts = np.flatnonzero(np.diff(group.versions, prepend=group.versions[0] - 1))
-    totals = group.num_rows.sum(axis=1)
-    fullest = [lo + int(totals[lo:hi].argmax()) for lo, hi in zip(starts, [*starts[1:], len(totals)], strict=True)]
-    return group.steps[starts], group.num_rows[fullest]
+    ends = [*starts[1:], len(group.steps)]
+    shown = [lo + int(group.partial[lo:hi].argmin()) for lo, hi in zip(starts, ends, strict=True)]
+    return group.steps[starts], group.num_rows[shown]
 
 
 def split_figure(groups: Sequence[GroupData], colours: dict[str, str]) -> Figure:

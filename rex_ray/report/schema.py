@@ -28,6 +28,7 @@ class GroupData:
         num_rows: real rows, shape ``[k, n]``.
         own_s: data + compute in seconds, shape ``[k, n]``.
         step_s: wall time of the step in seconds, the mean over ranks, shape ``[k]``.
+        partial: whether the rows are not what the allocation asks for (an epoch's last batch), shape ``[k]``.
         steady: whether the step's times are evidence about the steady state, shape ``[k]``.
     """
 
@@ -39,6 +40,7 @@ class GroupData:
     num_rows: IntArray
     own_s: FloatArray
     step_s: FloatArray
+    partial: BoolArray
     steady: BoolArray
 
     @property

@@ -24,9 +24,9 @@ from rex_ray.report.svg import Scale, line_path, nice_ticks, shade
 
 
 def make_group(shares: list[list[int]], versions: list[int], first_step: int = 0) -> GroupData:
-    """A group whose step ``k`` ran under ``versions[k]`` with ``shares[versions[k]]``; the last step is partial."""
+    """A group whose step ``k`` ran under ``versions[k]`` with ``shares[versions[k]]``; the last step is an epoch's last."""
     num_rows = np.array([shares[v] for v in versions])
-    num_rows[-1] //= 2
+    num_rows[-1] = num_rows[-1] // 2 if len(shares) > 1 else num_rows[-1] + 1
     n = num_rows.shape[1]
     own_s = 0.01 + 0.001 * num_rows
     return GroupData(
@@ -38,6 +38,7 @@ def make_group(shares: list[list[int]], versions: list[int], first_step: int = 0
         num_rows=num_rows,
         own_s=own_s,
         step_s=own_s.max(axis=1) + 0.02,
+        partial=np.arange(len(versions)) == len(versions) - 1,
         steady=np.arange(len(versions)) > 1,
     )
 
@@ -49,6 +50,11 @@ def test_a_partial_last_batch_does_not_look_like_a_change_of_shares() -> None:
     starts, shares = planned_shares(TWO_SPLITS)
     assert starts.tolist() == [0, 10]
     assert shares.tolist() == [[8, 8, 8, 8], [4, 4, 12, 12]]
+
+
+def test_nor_does_one_that_absorbs_the_few_rows_left() -> None:
+    _, shares = planned_shares(make_group([[8, 8]], [0] * 5))
+    assert shares.tolist() == [[8, 8]]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3000])

@@ -31,6 +31,7 @@ RUN = RunData(
             num_rows=SHARES,
             own_s=OWN_S,
             step_s=OWN_S.max(axis=1),
+            partial=np.zeros(40, dtype=bool),
             steady=STEPS >= 3,
         ),
     ),
