@@ -11,7 +11,7 @@ nothing as soon as the data say anything themselves.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -70,6 +70,10 @@ class StepTimeCurve:
         """
         level = np.asarray(limit_s, dtype=np.float64) / self.scale
         return _invert(self.knot_rows, self.knot_s, level)
+
+    def scaled(self, factor: float) -> StepTimeCurve:
+        """Return the curve of a worker that takes ``factor`` times as long."""
+        return replace(self, scale=self.scale * factor)
 
     @property
     def _tail(self) -> float:

@@ -1,1 +1,35 @@
 """Device profiles, noise, slowdown episodes and networks: the world that a simulator or an emulation plays. Pure."""
+
+from __future__ import annotations
+
+from rex_ray.scenario.episodes import Episode, random_episodes, rotating_episodes, slowdown_factor
+from rex_ray.scenario.network import NetworkModel, load_network
+from rex_ray.scenario.noise import NoiseModel
+from rex_ray.scenario.profiles import (
+    DeviceProfile,
+    Source,
+    device_names,
+    load_profile,
+    optimal_split,
+    profile_names,
+    workload_names,
+)
+from rex_ray.scenario.timeline import WorkerTimeline
+
+__all__ = [
+    "DeviceProfile",
+    "Episode",
+    "NetworkModel",
+    "NoiseModel",
+    "Source",
+    "WorkerTimeline",
+    "device_names",
+    "load_network",
+    "load_profile",
+    "optimal_split",
+    "profile_names",
+    "random_episodes",
+    "rotating_episodes",
+    "slowdown_factor",
+    "workload_names",
+]

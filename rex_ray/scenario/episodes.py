@@ -1,0 +1,99 @@
+"""Transient slowdowns: scripted, or drawn from what was measured on production clusters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rex_ray.core.errors import ConfigError
+
+__all__ = ["Episode", "random_episodes", "rotating_episodes", "slowdown_factor"]
+
+_EPISODE_STREAM = 2
+# Lognormal length with median 12 and 90th percentile 100 steps (443 episodes of the Alibaba Cluster Trace Program).
+_MEDIAN_STEPS, _P90_STEPS = 12.0, 100.0
+_LENGTH_SIGMA = math.log(_P90_STEPS / _MEDIAN_STEPS) / 1.2816
+# Probability and range of the factor: mostly mild, rarely several-fold.
+_FACTORS = ((0.85, 1.2, 1.5), (0.10, 1.5, 2.2), (0.05, 2.5, 4.3))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """A slowdown of one worker, or of all of them.
+
+    Attributes:
+        rank: who is slow; None slows the whole cluster.
+        start_step: first slow optimizer step.
+        num_steps: how many steps it lasts; None is for ever.
+        factor: how many times as long a slow step takes, e.g. 1.5.
+    """
+
+    rank: int | None
+    start_step: int
+    num_steps: int | None
+    factor: float
+
+    def __post_init__(self) -> None:
+        if self.start_step < 0 or (self.num_steps is not None and self.num_steps < 1) or not 0 < self.factor < math.inf:
+            raise ConfigError(f"an episode needs start_step >= 0, num_steps >= 1 and a positive factor, got {self}")
+
+    def slows(self, rank: int, step: int) -> bool:
+        """Return whether ``rank`` is slow at ``step``."""
+        return (
+            self.rank in (None, rank)
+            and step >= self.start_step
+            and (self.num_steps is None or step < self.start_step + self.num_steps)
+        )
+
+
+def slowdown_factor(episodes: Sequence[Episode], rank: int, step: int) -> float:
+    """Return the product of the factors of all episodes that slow ``rank`` at ``step``; 1 without any."""
+    factor = 1.0
+    for episode in episodes:
+        if episode.slows(rank, step):
+            factor *= episode.factor
+    return factor
+
+
+def random_episodes(
+    *, num_workers: int, num_steps: int, per_1000_worker_steps: float, seed: int
+) -> tuple[Episode, ...]:
+    """Draw independent episodes per worker from the measured lengths and factors.
+
+    Args:
+        num_workers: ranks ``0 .. num_workers - 1`` may be hit.
+        num_steps: steps in which an episode may begin.
+        per_1000_worker_steps: expected episodes per 1,000 steps of one worker; measured by job: 0 to 2.4.
+        seed: the same seed gives the same episodes.
+
+    Returns:
+        Episodes ordered by start, then rank.
+    """
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _EPISODE_STREAM))))
+    count = int(generator.poisson(per_1000_worker_steps * num_workers * num_steps / 1000))
+    chance = [probability for probability, _, _ in _FACTORS]
+    drawn = []
+    for _ in range(count):
+        _, low, high = _FACTORS[int(generator.choice(len(_FACTORS), p=chance))]
+        drawn.append(
+            Episode(
+                rank=int(generator.integers(num_workers)),
+                start_step=int(generator.integers(num_steps)),
+                num_steps=max(1, round(float(generator.lognormal(math.log(_MEDIAN_STEPS), _LENGTH_SIGMA)))),
+                factor=float(generator.uniform(low, high)),
+            )
+        )
+    return tuple(sorted(drawn, key=lambda episode: (episode.start_step, episode.rank)))
+
+
+def rotating_episodes(
+    *, num_workers: int, num_steps: int, period_steps: int = 30, factor: float = 1.33
+) -> tuple[Episode, ...]:
+    """Slow one worker after the other, ``period_steps`` each: the disturbance of the LBB experiments."""
+    return tuple(
+        Episode(rank=index % num_workers, start_step=start, num_steps=period_steps, factor=factor)
+        for index, start in enumerate(range(0, num_steps, period_steps))
+    )
