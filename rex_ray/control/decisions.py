@@ -1,0 +1,170 @@
+"""From what a policy proposes to what the group is told: between them stand the mode, a running switch, and sense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, assert_never, cast
+
+import numpy as np
+
+from rex_ray.control.commands import ApplyAllocation, RequestWorldSize, StartSearch
+from rex_ray.control.notes import Decided, Deferred, Refused
+from rex_ray.control.outcome import Outcome, Rules
+from rex_ray.control.phases import ControllerState, Group, Publication, Running, Switching
+from rex_ray.core.observations import Observation
+from rex_ray.core.types import Allocation, Problem
+from rex_ray.policies import base
+from rex_ray.policies.base import ChangeGlobalBatch, Decision, Keep, Proposal, Reallocate, Search
+
+__all__ = ["ask", "fault_of", "publish", "publish_command"]
+
+
+class _LazyGenerator:
+    """Event ``k``'s generator, made when first drawn from: most policies never do, and making one costs 20 steps."""
+
+    def __init__(self, seed: int, num_event: int) -> None:
+        self._entropy = (seed, num_event)
+        self._generator: np.random.Generator | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._generator is None:
+            # The one maker of generators: from the seed and the event's number, so that a replay draws the same.
+            self._generator = np.random.default_rng(self._entropy)  # noqa: TID251
+        return getattr(self._generator, name)
+
+
+def ask(rules: Rules, state: ControllerState, observation: Observation) -> Outcome:
+    """Show the policy an observation and act on its answer."""
+    rng = cast("np.random.Generator", _LazyGenerator(rules.seed, state.num_events))
+    decision, policy_state = rules.policy.decide(state.policy_state, observation, rng)
+    return _act(rules, replace(state, policy_state=policy_state, last_reason=decision.reason), decision)
+
+
+def _act(rules: Rules, state: ControllerState, decision: Decision) -> Outcome:
+    match decision:
+        case Keep():
+            return Outcome(state=state)
+        case Reallocate() | ChangeGlobalBatch():
+            return _consider(rules, state, decision)
+        case Search():
+            return _start_search(rules, state, decision)
+        case base.RequestWorldSize():
+            note = Decided(step=state.last_step, kind="world_size", reason=decision.reason)
+            command = RequestWorldSize(num_workers=decision.num_workers, reason=decision.reason)
+            return Outcome(state=state, commands=(command,) if rules.mode == "auto" else (), notes=(note,))
+        case _:
+            assert_never(decision)
+
+
+def _consider(rules: Rules, state: ControllerState, decision: Reallocate | ChangeGlobalBatch) -> Outcome:
+    phase = state.phase
+    proposal = decision.proposal
+    if isinstance(phase, Switching):
+        if _is(proposal, phase.pending.allocation):
+            return Outcome(state=state)
+        return _say_once(state, proposal, Deferred(step=state.last_step, reason=decision.reason, proposal=proposal))
+    if not isinstance(phase, Running) or _is(proposal, phase.allocation):
+        return Outcome(state=state)
+    fixed_rows = phase.allocation.global_batch_size if isinstance(decision, Reallocate) else None
+    if fault := fault_of(proposal, phase.group.problem, fixed_rows):
+        refused = Refused(step=state.last_step, reason=f"{fault} ({decision.reason})", proposal=proposal)
+        return _say_once(state, proposal, refused)
+    decided = Decided(
+        step=state.last_step,
+        kind="reallocate" if isinstance(decision, Reallocate) else "change_global_batch",
+        reason=decision.reason,
+        version=state.next_version if rules.mode == "auto" else None,
+        proposal=proposal,
+        predicted_gain=decision.predicted_gain,
+        evidence=decision.evidence,
+    )
+    if rules.mode != "auto":
+        return _say_once(state, proposal, decided)
+    published = publish(state, phase, proposal, reason=decision.reason, predicted_gain=decision.predicted_gain)
+    return replace(published, notes=(decided,))
+
+
+def _say_once(state: ControllerState, proposal: Proposal, note: Decided | Deferred | Refused) -> Outcome:
+    """Note what is not published, but not again at every step of a policy that keeps asking."""
+    if state.last_unheeded == proposal:
+        return Outcome(state=state)
+    return Outcome(state=replace(state, last_unheeded=proposal), notes=(note,))
+
+
+def publish(
+    state: ControllerState,
+    phase: Running | Switching,
+    proposal: Proposal,
+    *,
+    reason: str,
+    predicted_gain: float | None = None,
+    withdrawn: Allocation | None = None,
+) -> Outcome:
+    """Give a proposal the next version and send it on its way."""
+    allocation = Allocation(
+        version=state.next_version, local_batch_sizes=proposal.local_batch_sizes, lr_factor=proposal.lr_factor
+    )
+    pending = Publication(
+        allocation=allocation,
+        reason=reason,
+        decided_step=state.last_step,
+        first_us=state.now_us,
+        last_us=state.now_us,
+        predicted_gain=predicted_gain,
+        withdraws=withdrawn is not None,
+    )
+    switching = Switching(group=phase.group, allocation=phase.allocation, pending=pending, withdrawn=withdrawn)
+    next_state = replace(state, phase=switching, next_version=state.next_version + 1, last_unheeded=None)
+    return Outcome(state=next_state, commands=(publish_command(phase.group, pending),))
+
+
+def publish_command(group: Group, pending: Publication) -> ApplyAllocation:
+    """The command that (again) publishes ``pending``."""
+    return ApplyAllocation(generation=group.generation, allocation=pending.allocation, reason=pending.reason)
+
+
+def _start_search(rules: Rules, state: ControllerState, decision: Search) -> Outcome:
+    phase = state.phase
+    if not isinstance(phase, Running) or rules.mode != "auto":
+        return Outcome(state=state)
+    rows = decision.proposal.global_batch_size
+    search_id = f"{phase.group.generation}/{phase.allocation.version}/{rows}"
+    if search_id in state.searches:
+        return Outcome(state=state)
+    command = StartSearch(
+        search_id=search_id,
+        seed=state.num_events,
+        local_batch_sizes=decision.proposal.local_batch_sizes,
+        sizes=decision.sizes,
+        predicted_s=decision.predicted_s,
+    )
+    note = Decided(step=state.last_step, kind="search", reason=decision.reason, proposal=decision.proposal)
+    return Outcome(state=replace(state, searches=(*state.searches, search_id)), commands=(command,), notes=(note,))
+
+
+def fault_of(proposal: Proposal, problem: Problem, fixed_rows: int | None = None) -> str | None:
+    """Say why no group can run ``proposal``, or None.
+
+    Args:
+        proposal: shares that a policy asks for.
+        problem: the group and its limits.
+        fixed_rows: the sum that the shares must have; None: any up to the problem's largest global batch.
+    """
+    sizes = proposal.local_batch_sizes
+    if len(sizes) != problem.num_workers:
+        return f"{len(sizes)} shares for {problem.num_workers} workers"
+    if min(sizes) < 0 or sum(sizes) < 1:
+        return f"shares {sizes} are not row counts"
+    if fixed_rows is not None and sum(sizes) != fixed_rows:
+        return f"shares {sizes} sum to {sum(sizes)}, not to the global batch of {fixed_rows}"
+    if sum(sizes) > max(problem.max_global_batch_size, problem.global_batch_size):
+        return f"a global batch of {sum(sizes)} is above the largest allowed, {problem.max_global_batch_size}"
+    for size, worker in zip(sizes, problem.workers, strict=True):
+        if worker.max_local_batch_size is not None and size > worker.max_local_batch_size:
+            return f"rank {worker.rank} cannot hold {size} rows, at most {worker.max_local_batch_size}"
+    return None
+
+
+def _is(proposal: Proposal, allocation: Allocation) -> bool:
+    """Whether a proposal asks for what the allocation already is."""
+    return proposal.local_batch_sizes == allocation.local_batch_sizes and proposal.lr_factor == allocation.lr_factor

@@ -1,0 +1,293 @@
+"""What each event does: pure functions of rules, state and event. Which phase admits which stands in ``controller``.
+
+A handler that raises has changed nothing: the new state is a value that it did not get to return.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+from rex_ray.control.commands import ApplyAllocation, CancelSearch, Command
+from rex_ray.control.decisions import ask, fault_of, publish, publish_command
+from rex_ray.control.events import (
+    Event,
+    GroupStarted,
+    MetricReported,
+    RunEnded,
+    SearchFailed,
+    SearchFinished,
+    StepObserved,
+    TelemetryGap,
+    Ticked,
+    TrialProposed,
+    WorkerLost,
+)
+from rex_ray.control.notes import Applied, Decided, Measured, Note, Withdrawn
+from rex_ray.control.outcome import Outcome, Rules, drop
+from rex_ray.control.phases import (
+    ControllerState,
+    Ended,
+    Gauge,
+    Group,
+    Publication,
+    Running,
+    Starting,
+    Switching,
+    Waiting,
+)
+from rex_ray.core.errors import IllegalEventError, InfeasibleError
+from rex_ray.core.observations import AllocationApplied, SearchResult
+from rex_ray.core.types import Allocation, StepFlag
+from rex_ray.policies.base import Proposal
+from rex_ray.policies.limits import equal_shares, resumed_shares
+
+__all__ = [
+    "begin_group",
+    "drop_event",
+    "end_run",
+    "end_search",
+    "lose_worker",
+    "miss_telemetry",
+    "note_metric",
+    "observe_step",
+    "refuse_trial",
+    "remind_group",
+    "tell_time",
+]
+
+
+def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Outcome:
+    """A group formed: ask the policy for its first allocation and publish it."""
+    phase = state.phase
+    if isinstance(phase, Starting | Running | Switching) and phase.group.generation == event.generation:
+        return _answer_again(state, phase)
+    first, policy_state = rules.policy.init(event.problem, state.policy_state, event.allocation)
+    if rules.mode == "advise":
+        first = _unadvised(event)
+    if fault := fault_of(first, event.problem):
+        raise InfeasibleError(f"policy {rules.policy.name!r} cannot begin: {fault}")
+    version = max(state.next_version, 1 + (event.allocation.version if event.allocation else 0))
+    allocation = Allocation(version=version, local_batch_sizes=first.local_batch_sizes, lr_factor=first.lr_factor)
+    group = Group(generation=event.generation, problem=event.problem, first_version=version)
+    pending = Publication(
+        allocation=allocation,
+        reason="first allocation of the group",
+        decided_step=event.step - 1,
+        first_us=state.now_us,
+        last_us=state.now_us,
+    )
+    begun = replace(
+        _without_searches(state),
+        phase=Starting(group=group, pending=pending),
+        next_version=version + 1,
+        last_step=event.step - 1,
+        step_us=0,
+        policy_state=policy_state,
+        last_reason=pending.reason,
+        last_unheeded=None,
+        gauge=Gauge(),
+    )
+    decided = Decided(step=event.step - 1, kind="first", reason=pending.reason, version=version, proposal=first)
+    cancelled: tuple[Command, ...] = _cancel_searches(state, "another worker group formed")
+    return Outcome(state=begun, commands=(*cancelled, publish_command(group, pending)), notes=(decided,))
+
+
+def _unadvised(event: GroupStarted) -> Proposal:
+    """What a group runs that only wants advice: what it resumes from, else equal shares of the reference batch."""
+    current = event.allocation
+    if current is None:
+        return Proposal(local_batch_sizes=equal_shares(event.problem, event.problem.global_batch_size))
+    rows = current.global_batch_size
+    shares = resumed_shares(event.problem, current, rows) or equal_shares(event.problem, rows)
+    return Proposal(local_batch_sizes=shares, lr_factor=current.lr_factor)
+
+
+def _answer_again(state: ControllerState, phase: Starting | Running | Switching) -> Outcome:
+    """The group asked twice (an answer was lost): the newest allocation once more, nothing begins anew."""
+    if isinstance(phase, Starting | Switching):
+        return Outcome(state=state, commands=(publish_command(phase.group, phase.pending),))
+    command = ApplyAllocation(
+        generation=phase.group.generation, allocation=phase.allocation, reason="the group asked again"
+    )
+    return Outcome(state=state, commands=(command,))
+
+
+def lose_worker(rules: Rules, state: ControllerState, event: WorkerLost) -> Outcome:
+    """A rank died: nothing that the group still sends is evidence, and no switch of it will complete."""
+    if event.generation != _generation(state):
+        return drop_event(rules, state, event)
+    waiting = Waiting(reason=f"rank {event.rank} was lost: {event.reason}")
+    commands = _cancel_searches(state, waiting.reason)
+    return Outcome(state=replace(_without_searches(state), phase=waiting, gauge=Gauge()), commands=commands)
+
+
+def end_run(_: Rules, state: ControllerState, event: RunEnded) -> Outcome:
+    """The run is over; its searches have nothing left to improve."""
+    commands = _cancel_searches(state, "the run ended")
+    return Outcome(state=replace(_without_searches(state), phase=Ended(reason=event.reason)), commands=commands)
+
+
+def note_metric(_: Rules, state: ControllerState, event: MetricReported) -> Outcome:
+    """Metrics are for the journal; no decision depends on them."""
+    del event
+    return Outcome(state=state)
+
+
+def drop_event(_: Rules, state: ControllerState, event: Event) -> Outcome:
+    """No evidence: it belongs to no group, or to one that is gone."""
+    return drop(state, f"{type(event).__name__} of another group")
+
+
+def tell_time(_: Rules, state: ControllerState, event: Ticked) -> Outcome:
+    """Time passed, and nothing waits for it."""
+    return Outcome(state=_at(state, event))
+
+
+def remind_group(rules: Rules, state: ControllerState, event: Ticked) -> Outcome:
+    """Time passed during a switch: publish again what may be lost, take back what is not taken up."""
+    state = _at(state, event)
+    phase = state.phase
+    assert isinstance(phase, Starting | Switching)
+    pending = phase.pending
+    if isinstance(phase, Switching) and not pending.withdraws:
+        waited_us = state.now_us - pending.first_us
+        if waited_us >= max(rules.withdraw_after_us, rules.withdraw_after_steps * state.step_us):
+            return _withdraw(state, phase, waited_us)
+    if state.now_us - pending.last_us < rules.republish_after_us:
+        return Outcome(state=state)
+    again = replace(phase, pending=replace(pending, last_us=state.now_us))
+    return Outcome(state=replace(state, phase=again), commands=(publish_command(phase.group, pending),))
+
+
+def _withdraw(state: ControllerState, phase: Switching, waited_us: int) -> Outcome:
+    old = Proposal(local_batch_sizes=phase.allocation.local_batch_sizes, lr_factor=phase.allocation.lr_factor)
+    late = phase.pending.allocation
+    reason = f"allocation {late.version} was not taken up within {waited_us / 1e6:.0f} s"
+    note = Withdrawn(step=state.last_step, version=late.version, by_version=state.next_version, waited_us=waited_us)
+    return replace(publish(state, phase, old, reason=reason, withdrawn=late), notes=(note,))
+
+
+def observe_step(rules: Rules, state: ControllerState, event: StepObserved) -> Outcome:
+    """A complete step: evidence, and the only proof that an allocation was applied."""
+    phase = state.phase
+    assert isinstance(phase, Starting | Running | Switching)
+    if event.generation != phase.group.generation:
+        return drop_event(rules, state, event)
+    if event.step <= state.last_step:
+        raise IllegalEventError(f"step {event.step} came after step {state.last_step}: steps must come in order")
+    if len(event.num_rows) != phase.group.problem.num_workers:
+        raise IllegalEventError(
+            f"step {event.step} has {len(event.num_rows)} ranks in a group of {phase.group.problem.num_workers}"
+        )
+    if not isinstance(phase, Starting) and event.allocation_version == phase.allocation.version:
+        return _judge_step(rules, state, event)
+    if isinstance(phase, Starting | Switching):
+        if event.allocation_version == phase.pending.allocation.version:
+            running = Running(group=phase.group, allocation=phase.pending.allocation)
+            return _apply(rules, state, event, running).then(lambda now: _judge_step(rules, now, event))
+        if isinstance(phase, Switching) and phase.withdrawn and event.allocation_version == phase.withdrawn.version:
+            # Taken up too late: true all the same, until what withdraws it is applied in its turn.
+            late = replace(phase, allocation=phase.withdrawn, withdrawn=None)
+            return _apply(rules, state, event, late).then(lambda now: _judge_step(rules, now, event))
+    return drop(state, "StepObserved of an unknown version")
+
+
+def _apply(rules: Rules, state: ControllerState, event: StepObserved, phase: Running | Switching) -> Outcome:
+    """The first complete step under an allocation: it is applied, and what was measured before is compared with."""
+    assert isinstance(state.phase, Starting | Switching)
+    pending = state.phase.pending
+    old_rows = state.phase.allocation.global_batch_size if isinstance(state.phase, Switching) else 0
+    past = state.gauge.slowest_us
+    gauge = Gauge(
+        before_us=int(statistics.median(past)) if past and old_rows else None,
+        before_rows=old_rows,
+        predicted_gain=pending.predicted_gain,
+    )
+    applied = Applied(
+        step=event.step,
+        version=phase.allocation.version,
+        local_batch_sizes=phase.allocation.local_batch_sizes,
+        lag_steps=event.step - pending.decided_step,
+    )
+    now = replace(state, phase=phase, gauge=gauge, last_unheeded=None)
+    told = ask(rules, now, AllocationApplied(allocation=phase.allocation, step=event.step))
+    return replace(told, notes=(applied, *told.notes))
+
+
+def _judge_step(rules: Rules, state: ControllerState, event: StepObserved) -> Outcome:
+    gauge: Gauge = state.gauge
+    notes: tuple[Note, ...] = ()
+    if event.flags == StepFlag.NONE:
+        gauge, notes = _gauge(rules, state, event)
+    seen = replace(state, last_step=event.step, step_us=int(event.step_us.max()), gauge=gauge)
+    told = ask(rules, seen, event)
+    return replace(told, notes=(*notes, *told.notes)) if notes else told
+
+
+def _gauge(rules: Rules, state: ControllerState, event: StepObserved) -> tuple[Gauge, tuple[Note, ...]]:
+    """Take in a clean step; once there are enough since a change, say what it brought."""
+    gauge = state.gauge
+    slowest_us = (*gauge.slowest_us[1 - rules.gauge_steps :], int(event.own_us.max()))
+    if gauge.before_us is None or len(slowest_us) < rules.gauge_steps:
+        return replace(gauge, slowest_us=slowest_us), ()
+    after_us = int(statistics.median(slowest_us))
+    per_row = (after_us / max(1, int(event.num_rows.sum()))) / (max(1, gauge.before_us) / gauge.before_rows)
+    measured = Measured(
+        step=event.step,
+        version=event.allocation_version,
+        before_us=gauge.before_us,
+        after_us=after_us,
+        gain=1.0 - per_row,
+        predicted_gain=gauge.predicted_gain,
+    )
+    return Gauge(slowest_us=slowest_us), (measured,)
+
+
+def miss_telemetry(rules: Rules, state: ControllerState, event: TelemetryGap) -> Outcome:
+    """No complete step for a while: the policy is told that its evidence is old."""
+    return ask(rules, state, event) if event.generation == _generation(state) else drop_event(rules, state, event)
+
+
+def end_search(rules: Rules, state: ControllerState, event: SearchFinished | SearchFailed) -> Outcome:
+    """A search ended: its candidate is shown to the policy, which judges it like its own."""
+    if event.search_id not in state.searches:
+        return drop(state, "result of a stale search")
+    if isinstance(event, SearchFinished):
+        result = SearchResult(
+            search_id=event.search_id,
+            local_batch_sizes=event.local_batch_sizes,
+            objective=event.objective,
+            reason="the search finished",
+        )
+    else:
+        result = SearchResult(search_id=event.search_id, local_batch_sizes=None, objective=None, reason=event.reason)
+    remaining = tuple(search_id for search_id in state.searches if search_id != event.search_id)
+    return ask(rules, replace(state, searches=remaining), result)
+
+
+def refuse_trial(_: Rules, state: ControllerState, event: TrialProposed) -> Outcome:
+    """Nothing measures trials yet: a search that asks for it is called off rather than left waiting."""
+    if event.search_id not in state.searches:
+        return drop(state, "trial of a stale search")
+    remaining = tuple(search_id for search_id in state.searches if search_id != event.search_id)
+    command = CancelSearch(search_id=event.search_id, reason="trials are not measured")
+    return Outcome(state=replace(state, searches=remaining), commands=(command,))
+
+
+def _at(state: ControllerState, event: Ticked) -> ControllerState:
+    if event.now_us < state.now_us:
+        raise IllegalEventError(f"time went back from {state.now_us} to {event.now_us} microseconds")
+    return replace(state, now_us=event.now_us)
+
+
+def _generation(state: ControllerState) -> str | None:
+    return state.phase.group.generation if isinstance(state.phase, Starting | Running | Switching) else None
+
+
+def _cancel_searches(state: ControllerState, reason: str) -> tuple[CancelSearch, ...]:
+    return tuple(CancelSearch(search_id=search_id, reason=reason) for search_id in state.searches)
+
+
+def _without_searches(state: ControllerState) -> ControllerState:
+    return replace(state, searches=()) if state.searches else state

@@ -1,0 +1,55 @@
+"""How few and how many rows each rank of a group may be given."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rex_ray.core.apportion import apportion
+from rex_ray.core.types import Allocation, IntArray, Problem
+
+__all__ = ["equal_shares", "resumed_shares", "share_bounds"]
+
+_UNBOUNDED = 2**40
+
+
+def share_bounds(problem: Problem, global_batch_size: int) -> tuple[IntArray, IntArray]:
+    """Return the fewest and the most rows per rank, each of shape ``[n]``.
+
+    A global batch too small for everyone's minimum (2 rows over 3 workers) lets go of the minima: some ranks then
+    have no rows and join the reduction with weight 0.
+    """
+    lower = np.array([worker.min_local_batch_size for worker in problem.workers], dtype=np.int64)
+    upper = np.array(
+        [
+            _UNBOUNDED if worker.max_local_batch_size is None else worker.max_local_batch_size
+            for worker in problem.workers
+        ],
+        dtype=np.int64,
+    )
+    lower = np.minimum(lower, upper)
+    if lower.sum() > global_batch_size:
+        lower = np.zeros_like(lower)
+    return lower, upper
+
+
+def equal_shares(problem: Problem, global_batch_size: int) -> tuple[int, ...]:
+    """Return equal shares within the ranks' bounds, differing by one row where the division leaves a rest.
+
+    Raises:
+        InfeasibleError: the group cannot hold so many rows.
+    """
+    lower, upper = share_bounds(problem, global_batch_size)
+    shares = apportion(global_batch_size, np.ones(problem.num_workers), lower, upper)
+    return tuple(int(share) for share in shares)
+
+
+def resumed_shares(problem: Problem, current: Allocation | None, global_batch_size: int) -> tuple[int, ...] | None:
+    """Return the shares that training resumes from, if this group can still run them."""
+    if current is None or len(current.local_batch_sizes) != problem.num_workers:
+        return None
+    if current.global_batch_size != global_batch_size:
+        return None
+    lower, upper = share_bounds(problem, global_batch_size)
+    sizes = np.array(current.local_batch_sizes, dtype=np.int64)
+    fits = bool(((lower <= sizes) & (sizes <= upper)).all())
+    return current.local_batch_sizes if fits else None
