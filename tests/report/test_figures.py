@@ -24,7 +24,7 @@ from rex_ray.report.svg import Scale, line_path, nice_ticks, shade
 
 
 def make_group(shares: list[list[int]], versions: list[int], first_step: int = 0) -> GroupData:
-    """A group whose step ``k`` ran under ``versions[k]`` with ``shares[versions[k]]``; the last step is an epoch's last."""
+    """A group whose step ``k`` ran under ``versions[k]`` with ``shares[versions[k]]``; the last one ends an epoch."""
     num_rows = np.array([shares[v] for v in versions])
     num_rows[-1] = num_rows[-1] // 2 if len(shares) > 1 else num_rows[-1] + 1
     n = num_rows.shape[1]
