@@ -1,11 +1,26 @@
-"""``RexConfig``: everything a user can set, validated before anything starts."""
+"""``RexConfig``: everything a user can set, validated before anything starts, and one to one with a YAML file."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from rex_ray.core.errors import ConfigError, nearest_name_hint
+from rex_ray.policies.base import Policy
+from rex_ray.policies.registry import make_policy
+from rex_ray.worker.options import WorkerOptions
 
 __all__ = ["RexConfig"]
+
+Mode = Literal["auto", "advise", "off"]
+SmallDataset = Literal["error", "clamp"]
+WeightBy = Literal["samples", "tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +44,16 @@ class RexConfig:
         checkpoint_interval_s: shortest time between two saves through ``session.report``.
         small_dataset: ``"error"`` refuses a data set smaller than the global batch, ``"clamp"`` lowers the batch.
         weight_by: ``"samples"`` (default) or ``"tokens"``.
+
+    Raises:
+        ConfigError: a value that cannot work; the message names it and the remedy.
     """
 
     global_batch_size: int
     policy: str = "rex"
     max_global_batch_size: int | None = None
     policy_options: dict[str, Any] = field(default_factory=dict)
-    mode: Literal["auto", "advise", "off"] = "auto"
+    mode: Mode = "auto"
     seed: int = 0
     device_label: str = "ray.io/accelerator-type"
     control_interval_steps: int = 4
@@ -45,5 +63,145 @@ class RexConfig:
     join_timeout_s: float = 30.0
     placement_timeout_s: float = 60.0
     checkpoint_interval_s: float = 60.0
-    small_dataset: Literal["error", "clamp"] = "error"
-    weight_by: Literal["samples", "tokens"] = "samples"
+    small_dataset: SmallDataset = "error"
+    weight_by: WeightBy = "samples"
+
+    def __post_init__(self) -> None:
+        _check_int("global_batch_size", self.global_batch_size, at_least=1)
+        if self.max_global_batch_size is not None:
+            _check_int("max_global_batch_size", self.max_global_batch_size, at_least=1)
+            if self.max_global_batch_size < self.global_batch_size:
+                raise ConfigError(
+                    f"max_global_batch_size={self.max_global_batch_size} is below "
+                    f"global_batch_size={self.global_batch_size}; raise it, or leave it out for 8 times the batch"
+                )
+        _check_int("seed", self.seed, at_least=0)
+        _check_int("control_interval_steps", self.control_interval_steps, at_least=1)
+        _check_int("norm_interval_steps", self.norm_interval_steps, at_least=0)
+        _check_int("warm_up_steps", self.warm_up_steps, at_least=0)
+        _check_seconds("collective_timeout_s", self.collective_timeout_s, zero_allowed=False)
+        _check_seconds("join_timeout_s", self.join_timeout_s, zero_allowed=False)
+        _check_seconds("placement_timeout_s", self.placement_timeout_s, zero_allowed=True)
+        _check_seconds("checkpoint_interval_s", self.checkpoint_interval_s, zero_allowed=True)
+        _check_name("mode", self.mode, get_args(Mode))
+        _check_name("small_dataset", self.small_dataset, get_args(SmallDataset))
+        _check_name("weight_by", self.weight_by, get_args(WeightBy))
+        if not isinstance(self.device_label, str) or not self.device_label:
+            raise ConfigError(
+                f"device_label must name a node label such as 'ray.io/accelerator-type', got {self.device_label!r}"
+            )
+        if not isinstance(self.policy_options, Mapping):
+            raise ConfigError(f"policy_options must map option names to numbers, got {self.policy_options!r}")
+        self.make_policy()
+
+    @property
+    def growth_limit(self) -> int:
+        """The largest global batch that growth may reach: ``max_global_batch_size`` or its default."""
+        return self.max_global_batch_size or 8 * self.global_batch_size
+
+    def make_policy(self) -> Policy[Any]:
+        """Build the configured policy.
+
+        Raises:
+            ConfigError: an unknown policy or option (the nearest name is given), or a value that cannot work.
+        """
+        return make_policy(self.policy, self.policy_options)
+
+    def worker_options(self) -> WorkerOptions:
+        """Return the part of the configuration that a worker session needs."""
+        return WorkerOptions(
+            global_batch_size=self.global_batch_size,
+            seed=self.seed,
+            control_interval_steps=self.control_interval_steps,
+            norm_interval_steps=self.norm_interval_steps,
+            warm_up_steps=self.warm_up_steps,
+            collective_timeout_s=self.collective_timeout_s,
+            join_timeout_s=self.join_timeout_s,
+            checkpoint_interval_s=self.checkpoint_interval_s,
+            small_dataset=self.small_dataset,
+            weight_by=self.weight_by,
+        )
+
+    def check_group(self, num_workers: int, dataset_size: int | None = None) -> None:
+        """Check what only the size of the group, and if known the data set's, can tell.
+
+        Args:
+            num_workers: the most workers that the group may have.
+            dataset_size: rows of the training set, or None where only the workers will know.
+
+        Raises:
+            ConfigError: no workers, fewer rows in a global batch than workers, or fewer in the data set than in it.
+        """
+        if num_workers < 1:
+            raise ConfigError(
+                f"num_workers={num_workers}: there is nobody to train; set ScalingConfig(num_workers=1) or more"
+            )
+        if self.global_batch_size < num_workers:
+            raise ConfigError(
+                f"global_batch_size={self.global_batch_size} is below num_workers={num_workers}, so some worker would "
+                f"never have a row; use at least {num_workers} rows or at most {self.global_batch_size} workers"
+            )
+        if dataset_size is not None and dataset_size < self.global_batch_size and self.small_dataset == "error":
+            raise ConfigError(
+                f"global_batch_size={self.global_batch_size} is above the {dataset_size} rows of the data set; lower "
+                f"it to at most {dataset_size}, or set small_dataset='clamp' to have it lowered for you"
+            )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> RexConfig:
+        """Build a configuration from plain values, as a YAML file holds them.
+
+        Raises:
+            ConfigError: an unknown key (the nearest one is named), a missing ``global_batch_size``, or a bad value.
+        """
+        names = [known.name for known in dataclasses.fields(cls)]
+        for key in values:
+            if key not in names:
+                raise ConfigError(f"unknown key {key!r} in the configuration{nearest_name_hint(str(key), names)}")
+        if "global_batch_size" not in values:
+            raise ConfigError("the configuration lacks global_batch_size: rows per optimizer step over all workers")
+        return cls(**values)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> RexConfig:
+        """Read a configuration from a YAML file that maps field names to values.
+
+        Raises:
+            ConfigError: the file is missing, is no YAML mapping, or holds something that cannot work.
+        """
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigError(f"cannot read the configuration {str(path)!r}: {error}") from error
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"the configuration {str(path)!r} must map names to values, such as 'global_batch_size: 256'; "
+                f"it holds {type(values).__name__}"
+            )
+        return cls.from_mapping(values)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return every field as plain values; ``from_mapping`` takes them back."""
+        return dataclasses.asdict(self)
+
+    def to_yaml(self) -> str:
+        """Return the YAML text that ``from_yaml`` reads back into an equal configuration."""
+        text: str = yaml.safe_dump(self.to_mapping(), sort_keys=False)
+        return text
+
+
+def _check_int(name: str, value: object, *, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ConfigError(f"{name} must be a whole number of at least {at_least}, got {value!r}")
+
+
+def _check_seconds(name: str, value: object, *, zero_allowed: bool) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (value == 0 and not zero_allowed):  # type: ignore[operator]
+        limit = "zero or more" if zero_allowed else "more than zero"
+        raise ConfigError(f"{name} must be {limit} seconds, and finite, got {value!r}")
+
+
+def _check_name(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"unknown {name} {value!r}{nearest_name_hint(str(value), known)}")
