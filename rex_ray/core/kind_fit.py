@@ -25,7 +25,7 @@ _SAMPLE_SD, _SCALE_SD, _ELASTICITY_SD = 0.04, 0.3, 0.3
 # How many samples the prior of the noise is worth.
 _NOISE_PRIOR_COUNT = 8.0
 # A scale counts once it is this many standard errors, and this far, from its kind's middle.
-_MIN_Z, _MIN_LOG_SCALE = 2.5, 0.015
+_MIN_Z, _MIN_LOG_SCALE = 3.0, 0.015
 # A shape from an earlier group: evidence, but never worth more than these samples per size.
 _LEARNT_WEIGHT = 10.0
 

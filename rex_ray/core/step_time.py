@@ -24,6 +24,9 @@ MAX_SIZES = 8
 WINDOW = 32
 """Newest samples remembered per worker and size; the median of 32 forgets a passing disturbance within 16 steps."""
 
+# An own time outside of a microsecond to a day is a broken clock, not evidence.
+_SHORTEST_S, _LONGEST_S = 1e-6, 86_400.0
+
 # A size that was not run for this many samples counts half.
 _HALF_LIFE = 64
 
@@ -75,12 +78,13 @@ class StepTimeBook:
 
         Args:
             num_rows: rows per rank, shape ``[n]``; a rank without rows gives no sample.
-            own_s: own time in seconds per rank, shape ``[n]``; what is not finite and positive gives no sample.
+            own_s: own time in seconds per rank, shape ``[n]``; less than a microsecond, more than a day or NaN gives
+                no sample.
             use: which ranks' times are evidence, shape ``[n]``; default all.
         """
         rows = np.asarray(num_rows, dtype=np.int64)
         times = np.asarray(own_s, dtype=np.float64)
-        usable = (rows > 0) & (times > 0) & (times < np.inf)
+        usable = (rows > 0) & (times >= _SHORTEST_S) & (times <= _LONGEST_S)
         if use is not None:
             usable &= use
         ranks = usable.nonzero()[0]

@@ -1,0 +1,101 @@
+"""The exact split equals brute force, keeps its bounds, and says why when it cannot."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rex_ray.core.curves import StepTimeCurve
+from rex_ray.core.errors import InfeasibleError
+from rex_ray.core.split import CurveSet, exact_split
+
+
+def curve(rows, seconds, scale=1.0):
+    return StepTimeCurve(
+        knot_rows=np.array(rows, dtype=float), knot_s=np.array(seconds, dtype=float), scale=scale, max_trusted_rows=64
+    )
+
+
+@st.composite
+def curves(draw):
+    """Non-decreasing chains with flats, kinks and steps; few distinct heights, so ties are common."""
+    num_knots = draw(st.integers(2, 5))
+    gaps = draw(st.lists(st.integers(1, 6), min_size=num_knots - 1, max_size=num_knots - 1))
+    rises = draw(st.lists(st.sampled_from([0.0, 0.1, 0.5, 3.0]), min_size=num_knots - 1, max_size=num_knots - 1))
+    start = draw(st.sampled_from([0.1, 0.2, 1.0]))
+    scale = draw(st.sampled_from([0.5, 1.0, 1.7]))
+    return curve(np.concatenate([[0], np.cumsum(gaps)]), start + np.concatenate([[0], np.cumsum(rises)]), scale)
+
+
+@given(data=st.data(), workers=st.lists(curves(), min_size=1, max_size=4))
+def test_the_split_equals_brute_force(data, workers):
+    n = len(workers)
+    lower = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
+    upper = [lo + data.draw(st.integers(0, 6)) for lo in lower]
+    total = data.draw(st.integers(sum(lower), sum(upper)))
+    plan = exact_split(workers, total, lower, upper)
+
+    def slowest(sizes):
+        return max((float(c.predict_s(b)) if b else 0.0) for c, b in zip(workers, sizes, strict=True))
+
+    every = product(*(range(lo, hi + 1) for lo, hi in zip(lower, upper, strict=True)))
+    best = min(slowest(sizes) for sizes in every if sum(sizes) == total)
+    assert sum(plan.local_batch_sizes) == total
+    assert all(lo <= b <= hi for lo, b, hi in zip(lower, plan.local_batch_sizes, upper, strict=True))
+    assert plan.step_time_s == pytest.approx(best, rel=1e-6)
+    assert plan.step_time_s == pytest.approx(slowest(plan.local_batch_sizes), rel=1e-9)
+
+
+def test_equal_workers_share_equally_and_the_first_take_the_rest():
+    plan = exact_split([curve([0, 10], [0.1, 1.1])] * 3, 64)
+    assert plan.local_batch_sizes == (22, 21, 21)
+
+
+def test_a_slow_worker_at_its_lower_bound_does_not_slacken_the_others():
+    slow, fast = curve([0, 1], [50.0, 60.0]), curve([0, 100], [0.1, 1.1])
+    plan = exact_split([slow, fast, fast], 101, lower=[1, 1, 1])
+    assert plan.local_batch_sizes == (1, 50, 50)
+
+
+def test_workers_on_a_plateau_share_its_rows():
+    flat, steep = curve([0, 1000], [1.0, 1.0]), curve([0, 100], [0.1, 10.1])
+    plan = exact_split([steep, flat, flat], 109)
+    assert plan.local_batch_sizes == (9, 50, 50)
+    assert plan.step_time_s == pytest.approx(1.0)
+
+
+def test_a_worker_whose_curve_crosses_anothers_gets_what_it_is_good_at():
+    hostbound, steady = curve([0, 129, 513, 1025], [0.09, 0.11, 0.13, 0.23]), curve([0, 1024], [0.02, 0.7])
+    small = exact_split([steady, hostbound], 40, lower=[0, 0]).local_batch_sizes
+    large = exact_split([steady, hostbound], 1024).local_batch_sizes
+    assert small[0] > small[1]
+    assert large[0] < large[1] / 3
+
+
+def test_rows_that_nobody_has_room_for_are_named():
+    workers = [curve([0, 10], [0.1, 1.0])] * 2
+    with pytest.raises(InfeasibleError, match="global batch of 64 rows does not fit 2 workers: at most 24 rows"):
+        exact_split(workers, 64, upper=[12, 12])
+    with pytest.raises(InfeasibleError, match="too small for 2 workers that need 8"):
+        exact_split(workers, 7, lower=[4, 4])
+    with pytest.raises(InfeasibleError, match="does not fit"):
+        exact_split(workers, 8, lower=[4, 1], upper=[3, None])
+
+
+def test_an_unknown_upper_bound_is_none():
+    workers = [curve([0, 10], [0.1, 1.1]), curve([0, 10], [0.1, 1.1])]
+    assert exact_split(workers, 40, upper=[5, None]).local_batch_sizes == (5, 35)
+
+
+@given(workers=st.lists(curves(), min_size=1, max_size=4), limit=st.floats(0.01, 20))
+def test_most_rows_inverts_the_prediction(workers, limit):
+    together = CurveSet(workers)
+    lo, hi = np.zeros(len(workers), dtype=int), np.full(len(workers), 50)
+    most = together.most_rows(limit, lo, hi)
+    for c, b in zip(workers, most, strict=True):
+        assert b == 0 or c.predict_s(b) <= limit * (1 + 1e-6)
+        assert b == 50 or c.predict_s(b + 1) > limit * (1 - 1e-6)

@@ -1,0 +1,183 @@
+"""The step-time book: shape per kind, scale per worker, immutable, plain, and robust to what logs contain."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rex_ray.core.split import exact_split
+from rex_ray.core.step_time import MAX_SIZES, StepTimeBook
+from rex_ray.scenario import NoiseModel, WorkerTimeline, load_profile
+
+SHARED = NoiseModel(sd=0.04)
+DEDICATED = NoiseModel(sd=0.01)
+
+
+def cluster(noise, seed, devices=("T4", "T4", "V100", "V100"), factors=(1, 1, 1, 1), workload="resnet50"):
+    return [
+        WorkerTimeline(profile=load_profile(d, workload), rank=rank, seed=seed, noise=noise, speed_factor=factor)
+        for rank, (d, factor) in enumerate(zip(devices, factors, strict=True))
+    ]
+
+
+def balance(workers, total, plans, steps_per_plan=10):
+    """The simplest loop: run, re-split on the book's curves, run again."""
+    devices = tuple(worker.profile.device for worker in workers)
+    book = StepTimeBook.empty(devices)
+    sizes = [total // len(workers)] * len(workers)
+    step, history = 0, []
+    for _ in range(plans):
+        for _ in range(steps_per_plan):
+            book = book.observe(sizes, [w.own_time_s(step, b) for w, b in zip(workers, sizes, strict=True)])
+            step += 1
+        curves = book.curves()
+        sizes = list(exact_split(curves, total, upper=[c.max_trusted_rows for c in curves]).local_batch_sizes)
+        history.append(sizes)
+    return book, history
+
+
+def true_step_s(workers, sizes):
+    return max(w.quiet_time_s(b) for w, b in zip(workers, sizes, strict=True))
+
+
+def test_d1_repeated_sizes_are_condensed_before_the_fit():
+    rows, times = [8, 8, 16, 16, 32, 32], [1.0, 1.1, 1.5, 1.6, 3.0, 3.2]
+    book = StepTimeBook.empty(("T4",))
+    for b, t in zip(rows, times, strict=True):
+        book = book.observe([b], [t])
+    assert book.num_sizes(0) == 3
+    assert book.num_samples(0) == 6
+    assert 1.5 < book.curve(0).predict_s(20) < 2.3
+    assert (np.diff(book.curve(0).predict_s(np.arange(200))) >= 0).all()
+
+
+@pytest.mark.parametrize("noise", [DEDICATED, SHARED])
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_workers_stay_equal_within_one_row(noise, seed):
+    workers = cluster(noise, seed)
+    book, history = balance(workers, 256, plans=6)
+    for sizes in history:
+        assert abs(sizes[0] - sizes[1]) <= 1
+        assert abs(sizes[2] - sizes[3]) <= 1
+    assert book.curve(0).scale == book.curve(1).scale
+
+
+@pytest.mark.parametrize(("noise", "within"), [(DEDICATED, 1.02), (SHARED, 1.06)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_split_on_fitted_curves_nears_the_optimum_within_three_plans(noise, within, seed):
+    workers = cluster(noise, seed)
+    optimum = exact_split([w.profile.curve for w in workers], 256).step_time_s
+    _, history = balance(workers, 256, plans=3)
+    assert true_step_s(workers, history[-1]) < within * optimum
+
+
+@pytest.mark.parametrize("noise", [DEDICATED, SHARED])
+@pytest.mark.parametrize("seed", range(3))
+def test_two_workers_of_one_kind_with_different_speeds_are_told_apart(noise, seed):
+    workers = cluster(noise, seed, factors=(1, 1.4, 1, 1))
+    book, history = balance(workers, 256, plans=4)
+    assert book.curve(1).scale / book.curve(0).scale == pytest.approx(1.4, rel=0.1)
+    assert book.curve(2).scale == pytest.approx(book.curve(3).scale, rel=0.03)
+    optimum = exact_split([w.profile.curve.scaled(w.speed_factor) for w in workers], 256).step_time_s
+    assert true_step_s(workers, history[-1]) < 1.06 * optimum
+
+
+@pytest.mark.parametrize("total", [128, 512, 1024, 2048])
+def test_a_kind_that_is_slower_at_small_batches_and_faster_at_large_ones(total):
+    """ResNet-18: this V100 is slower than the T4 below 129 rows."""
+    workers = cluster(DEDICATED, 3, workload="resnet18")
+    optimum = exact_split([w.profile.curve for w in workers], total).step_time_s
+    _, history = balance(workers, total, plans=5)
+    assert true_step_s(workers, history[-1]) < 1.05 * optimum
+
+
+def test_a_rescale_keeps_the_shape():
+    book, _ = balance(cluster(DEDICATED, 1), 256, plans=3)
+    slower = book.rescale(0, 2.0)
+    rows = np.arange(1, 100)
+    assert slower.curve(0).predict_s(rows) == pytest.approx(2 * book.curve(0).predict_s(rows))
+    assert slower.curve(1).predict_s(rows) == pytest.approx(book.curve(1).predict_s(rows))
+    # Samples taken while slow agree with those before: nothing moves.
+    sizes = [33, 33, 95, 95]
+    times = (
+        book.curve(0).predict_s(33) * 2,
+        *(float(book.curve(r).predict_s(b)) for r, b in ((1, 33), (2, 95), (3, 95))),
+    )
+    for _ in range(20):
+        slower = slower.observe(sizes, times)
+    assert slower.curve(0).scale == pytest.approx(2.0 * slower.curve(1).scale, rel=0.02)
+
+
+def test_what_was_learnt_per_kind_serves_the_next_group_and_what_was_learnt_per_rank_does_not():
+    book, _ = balance(cluster(DEDICATED, 2, factors=(1, 1.5, 1, 1)), 256, plans=4)
+    following = book.carry_over(("V100", "T4", "K80"))
+    rows = np.array([30, 60, 100])
+    assert following.curve(0).predict_s(rows) == pytest.approx(book.curve(2).predict_s(rows), rel=0.03)
+    assert following.num_samples(1) == 0
+    assert following.curve(1).scale == 1.0
+    assert following.num_sizes(2) == 0
+    with pytest.raises(ValueError, match="no own time of any 'K80' was measured yet, so rank 2 has no curve"):
+        following.curve(2)
+    again = following.carry_over(("T4",)).carry_over(("T4", "V100"))
+    assert again.curve(1).predict_s(rows) == pytest.approx(book.curve(2).predict_s(rows), rel=0.03)
+
+
+def test_new_evidence_outweighs_what_an_earlier_group_left():
+    book, _ = balance(cluster(DEDICATED, 2), 256, plans=4)
+    following = book.carry_over(("T4", "T4"))
+    expected = 1.6 * float(book.curve(0).predict_s(40))
+    for _ in range(20):
+        following = following.observe([40, 40], [expected, expected])
+    assert following.curve(0).predict_s(40) == pytest.approx(expected, rel=0.03)
+    assert following.curve(0).predict_s(80) == pytest.approx(1.6 * float(book.curve(0).predict_s(80)), rel=0.06)
+
+
+@given(st.lists(st.tuples(st.integers(-2, 500), st.floats(allow_nan=True, allow_infinity=True)), max_size=40))
+def test_junk_never_reaches_a_curve(samples):
+    book = StepTimeBook.empty(("T4", "T4"))
+    for rows, own_s in samples:
+        book = book.observe([rows, 64], [own_s, own_s])
+    used = sum(bool(rows > 0 and 1e-6 <= own_s <= 86_400) for rows, own_s in samples)
+    assert book.num_samples(0) == used
+    if book.num_sizes(0):
+        predicted = book.curve(0).predict_s(np.arange(1000))
+        assert (predicted > 0).all()
+
+
+def test_only_the_ranks_in_use_are_evidence():
+    empty = StepTimeBook.empty(("T4", "V100"))
+    book = empty.observe([64, 64], [0.1, 0.2], use=np.array([True, False]))
+    assert (book.num_samples(0), book.num_samples(1)) == (1, 0)
+    assert empty.observe([64, 64], [0.1, 0.2], use=np.array([False, False])) is empty
+    assert empty.num_samples(0) == 0
+
+
+def test_e12_memory_is_bounded_whatever_the_number_of_steps():
+    book = StepTimeBook.empty(("T4",))
+    for step in range(3000):
+        book = book.observe([1 + step % 300], [0.1 + 0.01 * (step % 300)])
+    assert book.recent_s.shape == StepTimeBook.empty(("T4",)).recent_s.shape
+    assert (book.counts > 0).sum() == MAX_SIZES
+    assert book.curve(0).predict_s(150) == pytest.approx(0.1 + 0.01 * 149, rel=0.1)
+
+
+def test_a_book_is_plain_data_and_survives_being_written_as_json():
+    book, _ = balance(cluster(DEDICATED, 4), 256, plans=2)
+    book = book.carry_over(book.devices).observe([64] * 4, [0.3, 0.3, 0.2, 0.2])
+    arrays = ("applied_scale", "num_rows", "counts", "last_seen", "recent_s")
+    text = json.dumps({name: getattr(book, name).tolist() for name in arrays})
+    loaded = {name: np.array(value) for name, value in json.loads(text).items()}
+    restored = StepTimeBook(devices=book.devices, num_observed=book.num_observed, learnt=book.learnt, **loaded)
+    rows = np.arange(300)
+    for rank in range(4):
+        assert (restored.curve(rank).predict_s(rows) == book.curve(rank).predict_s(rows)).all()
+        assert not getattr(book, arrays[rank]).flags.writeable
+
+
+def test_a_factor_that_is_no_factor_is_refused():
+    with pytest.raises(ValueError, match="positive and finite"):
+        StepTimeBook.empty(("T4",)).rescale(0, 0.0)
