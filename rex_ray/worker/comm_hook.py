@@ -1,0 +1,64 @@
+# No postponed annotations here: DDP reads the hook's signature and refuses strings.
+"""DDP's communication hook: sees the last local gradient, takes norms, then reduces."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from rex_ray.worker.probes import squared_norm
+from rex_ray.worker.tracker import StepTracker
+from rex_ray.worker.weighting import at_end_of_backward
+
+__all__ = ["CommHook", "Reduction", "reduce_bucket"]
+
+CommHook: TypeAlias = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+class Reduction:
+    """The hook's state: who is told, and how gradients are averaged.
+
+    Args:
+        tracker: told of the last local gradient and of the reduction's end.
+        process_group: ranks to average over.
+    """
+
+    def __init__(self, tracker: StepTracker, process_group: dist.ProcessGroup) -> None:
+        self._tracker = tracker
+        self._average: tuple[Any, CommHook] = (process_group, allreduce_hook)
+
+    def average_by(self, state: Any, hook: CommHook) -> None:
+        """Average by the user's hook instead; its rounding would be taken for gradient noise, so norms stop."""
+        self._average = (state, hook)
+        self._tracker.lossless = False
+
+    def look_at(self, bucket: GradBucket) -> None:
+        """Take stamp and norm of a bucket whose local gradients are complete."""
+        step = self._tracker.in_hand
+        # Buckets leave in order, so the last one leaves when every gradient is there. They are never counted:
+        # DDP rebuilds them after the first step.
+        is_last = bucket.is_last()
+        if is_last:
+            self._tracker.last_gradient()
+        if step is not None and step.num_rows == 0:
+            # A model may divide by its input; on rows of zeros that is no gradient but NaN times zero.
+            torch.nan_to_num_(bucket.buffer(), nan=0.0, posinf=0.0, neginf=0.0)
+        if self._tracker.measures_norm:
+            self._tracker.add_local_sq(squared_norm(bucket.buffer()))
+        if is_last:
+            # DDP queues its own end after this hook; what is queued from within the queue comes after that.
+            at_end_of_backward(lambda: at_end_of_backward(self._tracker.reduction_ended))
+
+    def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start to average a bucket over ranks."""
+        state, hook = self._average
+        return hook(state, bucket)
+
+
+def reduce_bucket(state: Reduction, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Look at a bucket, then start its reduction."""
+    state.look_at(bucket)
+    return state.average(bucket)

@@ -1,0 +1,70 @@
+"""What happens around the user's ``optimizer.step()``: the learning-rate factor, and two checks."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from rex_ray.worker.tracker import StepTracker
+
+__all__ = ["OptimizerHooks"]
+
+
+class OptimizerHooks:
+    """Multiplies the learning rate for the length of a step.
+
+    It is taken back afterwards, so a scheduler, a log line and a checkpoint see the rate that the user set.
+
+    Args:
+        tracker: knows the batch in hand and its allocation.
+    """
+
+    def __init__(self, tracker: StepTracker) -> None:
+        self._tracker = tracker
+        self._own_rates: list[Any] | None = None
+        self._multiplied_in_a_row = 0
+        self._warned = False
+
+    def install(self, optimizer: torch.optim.Optimizer) -> None:
+        """Register the hooks."""
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        self._restore(optimizer)  # an earlier step that raised never came back
+        self._tracker.before_update()
+        self._look_for_multiplied_batch()
+        step = self._tracker.in_hand
+        factor = 1.0 if step is None else step.plan.allocation.lr_factor
+        if factor != 1.0:
+            self._own_rates = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        self._restore(optimizer)
+        self._tracker.reductions_since_update = 0
+
+    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._own_rates is not None:
+            for group, rate in zip(optimizer.param_groups, self._own_rates, strict=True):
+                group["lr"] = rate
+            self._own_rates = None
+
+    def _look_for_multiplied_batch(self) -> None:
+        """Warn of ``if i % k == 0: optimizer.step()``; twice in a row, since a gradient scaler may skip once."""
+        several = self._tracker.reductions_since_update > 1
+        self._multiplied_in_a_row = self._multiplied_in_a_row + 1 if several else 0
+        if self._multiplied_in_a_row == 2 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the optimizer steps once in {self._tracker.reductions_since_update} loader batches. A loader batch "
+                "is already this rank's whole share of an optimizer step, so this multiplies the global batch size; "
+                "to save memory, cut one batch with session.micro_batches(batch, num_chunks), to train with larger "
+                "batches, raise global_batch_size",
+                stacklevel=4,
+            )

@@ -1,0 +1,163 @@
+"""What is measured of a step beside its times, and how it leaves the worker.
+
+A tensor on the device is never waited for: it is copied to the host in stream order and read some steps later, so a
+record waits in a queue until each of its parts is there, and leaves once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from rex_ray.core.types import StepFlag, StepRecord
+from rex_ray.worker.timing import StepTimer
+
+__all__ = ["DeferredScalar", "PendingRecord", "RecordQueue", "squared_norm", "total_squared_norm"]
+
+# Records that wait for the device; past this many the oldest leaves without what is still missing.
+_MOST_PENDING = 64
+
+
+class DeferredScalar:
+    """A one-element tensor that is read once the device has computed it.
+
+    Args:
+        value: any one-element tensor; it must not be written to afterwards.
+    """
+
+    __slots__ = ("_event", "_host")
+
+    def __init__(self, value: torch.Tensor) -> None:
+        value = value.detach()
+        self._event: torch.cuda.Event | None = None
+        self._host = value
+        if value.is_cuda:
+            self._host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            self._host.copy_(value, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def ready(self) -> bool:
+        """Whether the value can be read without waiting."""
+        return self._event is None or self._event.query()
+
+    def read(self) -> float:
+        """Return the value; call it only when ready."""
+        return float(self._host)
+
+
+def squared_norm(values: torch.Tensor) -> torch.Tensor:
+    """Return ``|values|^2`` as a 0-d tensor, at least in single precision: half precision overflows at 256^2."""
+    flat = values.reshape(-1)
+    if flat.dtype in (torch.float32, torch.float64):
+        return torch.dot(flat, flat)
+    return torch.linalg.vector_norm(flat, dtype=torch.float32).square()
+
+
+def total_squared_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
+    """Return ``|g|^2`` over the parameters that have a gradient, as a 0-d tensor."""
+    gradients = [p.grad for p in parameters if p.grad is not None and not p.grad.is_sparse]
+    squared: torch.Tensor = torch.nn.utils.get_total_norm(gradients).square()
+    return squared
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingRecord:
+    """A step's record, complete but for what the device still computes.
+
+    Attributes:
+        record: the parts that are known.
+        timer: the step's marks.
+        local_sq: squared norm of the local gradient as it entered the reduction, weighted and loss-scaled.
+        local_factor: turns it into ``rows * |g_i|^2``, but for the loss scale.
+        global_sq: squared norm of the reduced gradient, loss-scaled.
+        scale: the loss scale that the step ran with; None without a gradient scaler.
+        next_scale: the following step's scale; a lower one tells that this step was skipped.
+        loss: mean loss over the rank's rows.
+    """
+
+    record: StepRecord
+    timer: StepTimer
+    local_sq: DeferredScalar | None = None
+    local_factor: float = 1.0
+    global_sq: DeferredScalar | None = None
+    scale: DeferredScalar | None = None
+    next_scale: DeferredScalar | None = None
+    loss: DeferredScalar | None = None
+
+    def ready(self) -> bool:
+        """Whether every part can be read without waiting."""
+        if self.scale is not None and self.next_scale is None:
+            return False
+        parts = (self.local_sq, self.global_sq, self.scale, self.next_scale, self.loss)
+        return self.timer.ready() and all(part is None or part.ready() for part in parts)
+
+    def resolve(self) -> StepRecord:
+        """Return the record with every part in place; what cannot be read yet is left out."""
+        scale = self._read(self.scale) or 1.0
+        next_scale = self._read(self.next_scale)
+        skipped = next_scale is not None and next_scale < scale
+        local_sq, global_sq = self._read(self.local_sq), self._read(self.global_sq)
+        return replace(
+            self.record,
+            compute_s=self.timer.compute_s(),
+            sync_s=self.timer.sync_s(),
+            weighted_sq_norm=_finite(local_sq, self.local_factor / scale**2),
+            global_sq_norm=_finite(global_sq, 1.0 / scale**2),
+            loss=_finite(self._read(self.loss), 1.0),
+            flags=self.record.flags | (StepFlag.SKIPPED if skipped else StepFlag.NONE),
+        )
+
+    @staticmethod
+    def _read(part: DeferredScalar | None) -> float | None:
+        return part.read() if part is not None and part.ready() else None
+
+
+def _finite(value: float | None, factor: float) -> float | None:
+    """Return ``value * factor``, or None for what is unknown or not a number: evidence is finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value * factor
+
+
+class RecordQueue:
+    """Records on their way out, in step order.
+
+    Args:
+        send: takes complete records; must return at once.
+    """
+
+    def __init__(self, send: Callable[[Sequence[StepRecord]], None]) -> None:
+        self._send = send
+        self._pending: deque[PendingRecord] = deque()
+
+    def put(self, pending: PendingRecord) -> None:
+        """Take a closed step's record, and send what is complete by now."""
+        if self._pending:
+            self._pending[-1].next_scale = pending.scale
+        self._pending.append(pending)
+        self._send_ready()
+
+    def flush(self) -> None:
+        """Send what the device has finished; the last step counts as not skipped."""
+        if self._pending and self._pending[-1].scale is not None:
+            self._pending[-1].next_scale = self._pending[-1].scale
+        self._send_ready()
+
+    def _send_ready(self) -> None:
+        complete: list[StepRecord] = []
+        while self._pending:
+            oldest = self._pending[0]
+            if not oldest.ready():
+                if len(self._pending) <= _MOST_PENDING:
+                    break
+                if not oldest.timer.ready():
+                    self._pending.popleft()
+                    continue
+            complete.append(self._pending.popleft().resolve())
+        if complete:
+            self._send(complete)

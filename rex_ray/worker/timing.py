@@ -1,0 +1,129 @@
+"""The one place where a worker reads clocks.
+
+A worker's *own* time ends at its last local gradient: what follows is the all-reduce, which makes every rank as slow
+as the slowest, so its wait says nothing about the rank that waits. On CUDA the device runs behind the host and must
+not be synchronised for a measurement, so marks are events that are recorded in stream order and read steps later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeAlias
+
+import torch
+
+__all__ = ["CudaMark", "HostMark", "Mark", "StepTimer", "now_s", "take_mark"]
+
+
+def now_s() -> float:
+    """Return the host's monotonic clock in seconds; only differences mean anything."""
+    return time.perf_counter()
+
+
+class Mark(Protocol):
+    """A moment in the order of the device's work."""
+
+    def ready(self) -> bool:
+        """Whether the moment has passed and can be read without waiting."""
+        ...
+
+
+class HostMark:
+    """A moment on the host's clock, for devices that work in step with the host."""
+
+    __slots__ = ("at_s",)
+
+    def __init__(self) -> None:
+        self.at_s = now_s()
+
+    def ready(self) -> bool:
+        """Always: the host's clock is read at once."""
+        return True
+
+
+class CudaMark:
+    """A timing event in the current CUDA stream; polled, never waited for."""
+
+    __slots__ = ("event",)
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record()
+
+    def ready(self) -> bool:
+        """Whether the device has passed the event."""
+        return bool(self.event.query())
+
+
+AnyMark: TypeAlias = HostMark | CudaMark
+
+
+def take_mark(device: torch.device) -> AnyMark:
+    """Mark this moment of the work on ``device``."""
+    return CudaMark() if device.type == "cuda" else HostMark()
+
+
+def _between_s(start: AnyMark, stop: AnyMark) -> float:
+    if isinstance(start, CudaMark) and isinstance(stop, CudaMark):
+        return float(start.event.elapsed_time(stop.event)) / 1e3
+    assert isinstance(start, HostMark), "one step's marks are of one kind"
+    assert isinstance(stop, HostMark), "one step's marks are of one kind"
+    return stop.at_s - start.at_s
+
+
+class StepTimer:
+    """Splits one step into own computation and synchronisation.
+
+    A step usually has one reduction. Where it has several (two losses, two backward passes), computing and
+    reducing alternate, and each part is summed, so that no wait leaks into the own time.
+    """
+
+    __slots__ = ("_compute", "_device", "_paused_s", "_start", "_stop", "_sync")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._compute: list[tuple[AnyMark, AnyMark]] = []
+        self._sync: list[tuple[AnyMark, AnyMark]] = []
+        self._paused_s = 0.0
+        self._start = take_mark(device)
+        self._stop: AnyMark | None = None
+
+    def last_gradient(self) -> None:
+        """The last local gradient of a backward pass is there; its reduction starts."""
+        self._stop = take_mark(self._device)
+        self._compute.append((self._start, self._stop))
+
+    def reduced(self) -> None:
+        """The reduction ended."""
+        if self._stop is not None:
+            self._start = take_mark(self._device)
+            self._sync.append((self._stop, self._start))
+            self._stop = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the enclosed wait for other ranks out of the own time."""
+        began_s = now_s()
+        try:
+            yield
+        finally:
+            self._paused_s += now_s() - began_s
+
+    @property
+    def measured(self) -> bool:
+        """Whether there was a reduction to measure up to."""
+        return bool(self._sync)
+
+    def ready(self) -> bool:
+        """Whether every mark can be read without waiting."""
+        return all(stop.ready() for _, stop in self._sync)
+
+    def compute_s(self) -> float:
+        """Own computation in seconds, up to the last local gradient."""
+        return max(sum(_between_s(a, b) for a, b in self._compute) - self._paused_s, 0.0)
+
+    def sync_s(self) -> float:
+        """Reductions in seconds, waiting for slower ranks included."""
+        return sum(_between_s(a, b) for a, b in self._sync)

@@ -1,0 +1,350 @@
+"""The life of the batch in the user's hand, as told by hooks: handed out, backward, reduced, consumed.
+
+The user's loop stays a plain loop, so what happens in it is seen only through torch's hooks. This module is the one
+place where they meet; it holds the position in the data and turns each step into a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from rex_ray.core.errors import ConfigError, RexError
+from rex_ray.core.types import StepFlag, StepRecord
+from rex_ray.worker.options import WorkerOptions
+from rex_ray.worker.probes import DeferredScalar, PendingRecord, RecordQueue, total_squared_norm
+from rex_ray.worker.sampler import Plan, Position
+from rex_ray.worker.timing import StepTimer, now_s
+
+__all__ = ["StepHook", "StepInHand", "StepInfo", "StepTracker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInfo:
+    """What a step hook is told.
+
+    Attributes:
+        step: the step, counted over the whole run.
+        num_rows: this rank's real rows.
+        began_s: when the batch was handed to the loop (``time.perf_counter``).
+        data_s: how long the loop waited for the batch before that; own time so far is
+            ``data_s + (now - began_s)``.
+    """
+
+    step: int
+    num_rows: int
+    began_s: float
+    data_s: float
+
+
+class StepHook(Protocol):
+    """Called inside each step, on the thread that runs backward."""
+
+    def last_gradient(self, info: StepInfo) -> None:
+        """The last local gradient is there; time spent here counts as the worker's own."""
+        ...
+
+    def reduced(self, info: StepInfo) -> None:
+        """The reduction ended and the optimizer has not stepped; time spent here counts as synchronisation."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class StepInHand:
+    """The batch that the user's loop holds.
+
+    Attributes:
+        plan: the step's rows over all ranks.
+        rank: this rank.
+        asked_s: when the loop asked for the batch.
+        info: what step hooks are told.
+        timer: marks of computing and reducing.
+        flags: known reasons why the step is no evidence.
+        holding: gradients stay local for now (a micro-batch that is not the last one).
+        chunk_rows: rows of the micro-batch under way; None: the whole share is one batch.
+        own_chunks: the user cuts micro-batches; their rows are read off the model's input.
+        chunks_open: a loop over micro-batches has not reached its last one.
+        rows_seen: rows of the micro-batches whose backward pass ended.
+        tokens: this rank's token count, once given; None when samples are counted.
+        total_tokens: its sum over ranks.
+        call_tokens: tokens of the loss that is being differentiated.
+        backward_seen: a gradient has flowed through the model.
+        num_reductions: reductions that ended.
+        consumed: the position has moved past this batch.
+        closed: its record is written.
+    """
+
+    plan: Plan
+    rank: int
+    asked_s: float
+    info: StepInfo
+    timer: StepTimer
+    flags: StepFlag
+    holding: bool = False
+    chunk_rows: int | None = None
+    own_chunks: bool = False
+    chunks_open: bool = False
+    rows_seen: int = 0
+    tokens: float | None = None
+    total_tokens: float = 0.0
+    call_tokens: float | None = None
+    backward_seen: bool = False
+    num_reductions: int = 0
+    consumed: bool = False
+    closed: bool = False
+    local_sq: torch.Tensor | None = None
+    global_sq: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+    loss: torch.Tensor | None = field(default=None)
+
+    @property
+    def num_rows(self) -> int:
+        """This rank's real rows."""
+        return self.plan.num_rows[self.rank]
+
+    def weight(self, num_rows: int) -> float:
+        """Return ``n * num_rows / B``: what turns DDP's mean over ranks into the mean over rows."""
+        return len(self.plan.num_rows) * num_rows / self.plan.total_rows
+
+    def token_weight(self, tokens: float) -> float:
+        """Return ``n * tokens / total``; 0 where nobody has a token."""
+        return len(self.plan.num_rows) * tokens / self.total_tokens if self.total_tokens else 0.0
+
+
+class StepTracker:
+    """Follows one step after the other.
+
+    Args:
+        rank: this rank.
+        options: intervals and limits.
+        device: where the model computes; changes once, when the model is prepared.
+        generation: identity of the worker group, written into every record.
+        records: takes each step's record.
+    """
+
+    def __init__(
+        self, *, rank: int, options: WorkerOptions, device: torch.device, generation: str, records: RecordQueue
+    ) -> None:
+        self._rank = rank
+        self._options = options
+        self.device = device
+        self._generation = generation
+        self._records = records
+        self._num_steps = 0
+        self._settling = 0
+        self._last_sizes: tuple[int, ...] | None = None
+        self._gap = True
+        self.position = Position()
+        self.in_hand: StepInHand | None = None
+        self.hooks: list[StepHook] = []
+        self.parameters: Sequence[torch.nn.Parameter] = ()
+        self.scaler: torch.amp.GradScaler | None = None
+        self.lossless = True
+        self.last_step_s: float | None = None
+        self.reductions_since_update = 0
+        self.own_rows_since_sync = 0
+        self.total_rows_since_sync = 0
+
+    # --- the loader's side
+
+    def begin(self, plan: Plan, *, asked_s: float) -> StepInHand:
+        """A batch is handed to the user's loop."""
+        began_s = now_s()
+        info = StepInfo(step=plan.step, num_rows=plan.num_rows[self._rank], began_s=began_s, data_s=began_s - asked_s)
+        self.in_hand = StepInHand(
+            plan=plan,
+            rank=self._rank,
+            asked_s=asked_s,
+            info=info,
+            timer=StepTimer(self.device),
+            flags=self._flags(plan),
+        )
+        return self.in_hand
+
+    def asked_for_next(self) -> None:
+        """The loop asks for another batch, so it is done with the one in hand.
+
+        Raises:
+            RexError: it did nothing with it.
+        """
+        step = self.in_hand
+        if step is None:
+            return
+        if step.chunks_open:
+            raise RexError(
+                f"step {step.plan.step}: the loop over session.micro_batches ended before its last micro-batch, so "
+                "this rank never reduced its gradient while the others wait for it; let the loop run to its end"
+            )
+        if not step.backward_seen:
+            raise RexError(
+                f"step {step.plan.step}: the next training batch was asked for, but no backward pass of the prepared "
+                "model used the last one. Iterate session.eval_loader(...) to evaluate; every rank must use every "
+                "batch, an empty one too, or the others wait for its gradient"
+            )
+        self._consume(step)
+        self.close()
+        self.in_hand = None
+
+    def left_loop(self) -> None:
+        """The loop was left, or something else begins: a batch counts as consumed only if it was reduced."""
+        self.close()
+        self.in_hand = None
+
+    def close(self) -> None:
+        """End the step in hand, if it was reduced, and write its record. Harmless when repeated."""
+        step = self.in_hand
+        if step is None or step.closed or not step.num_reductions:
+            return
+        self._consume(step)
+        step.closed = True
+        step_s = now_s() - step.asked_s
+        self.last_step_s = step_s
+        self._records.put(self._pending_record(step, step_s))
+
+    def gap(self) -> None:
+        """Something other than training takes place: the next step's times are no evidence."""
+        self.close()
+        self._gap = True
+
+    def flush(self) -> None:
+        """Send every record that is complete."""
+        self._records.flush()
+
+    # --- the model's side
+
+    def backward_began(self) -> None:
+        """A gradient reaches the model's output."""
+        if self.in_hand is not None:
+            self.in_hand.backward_seen = True
+
+    def last_gradient(self) -> None:
+        """The last local gradient before a reduction is there."""
+        if self.in_hand is None:
+            return
+        for hook in self.hooks:
+            hook.last_gradient(self.in_hand.info)
+        self.in_hand.timer.last_gradient()
+        if self.scaler is not None and self.scaler.is_enabled():
+            self.in_hand.scale = self.scaler.scale(torch.ones((), device=self.device))
+
+    @property
+    def measures_norm(self) -> bool:
+        """Whether the gradient's norm is taken at this step, and would be that of this step's gradient alone."""
+        step, interval = self.in_hand, self._options.norm_interval_steps
+        return (
+            step is not None
+            and interval > 0
+            and step.plan.step % interval == 0
+            and self.lossless
+            and not self.reductions_since_update
+        )
+
+    def add_local_sq(self, value: torch.Tensor) -> None:
+        """Add a part of the local gradient's squared norm, taken before the reduction."""
+        assert self.in_hand is not None, "norms are taken of a batch in hand"
+        # Out of place: a part may be on its way to the host.
+        self.in_hand.local_sq = value if self.in_hand.local_sq is None else self.in_hand.local_sq + value
+
+    def reduction_ended(self) -> None:
+        """Every gradient is the global one; the optimizer has not stepped."""
+        step = self.in_hand
+        if step is None:
+            return
+        for hook in self.hooks:
+            hook.reduced(step.info)
+        step.timer.reduced()
+        if self._rank == 0 and self.measures_norm:
+            step.global_sq = total_squared_norm(self.parameters)
+        step.num_reductions += 1
+        if step.num_reductions == 1:
+            self.reductions_since_update += 1
+
+    def before_update(self) -> None:
+        """The optimizer is about to step.
+
+        Raises:
+            RexError: the user's micro-batches do not add up to the batch.
+        """
+        step = self.in_hand
+        if step is not None and step.own_chunks and step.rows_seen != step.num_rows:
+            raise RexError(
+                f"step {step.plan.step}: the micro-batches of session.accumulate() held {step.rows_seen} rows by the "
+                f"first dimension of the model's input, the loader's batch {step.num_rows}; each row must pass "
+                "through the model once, rows first, the last micro-batch outside the `with` block"
+            )
+
+    # --- inside
+
+    def _consume(self, step: StepInHand) -> None:
+        if not step.consumed:
+            step.consumed = True
+            self.position = step.plan.after
+            self.own_rows_since_sync += step.num_rows
+            self.total_rows_since_sync += step.plan.total_rows
+
+    def _flags(self, plan: Plan) -> StepFlag:
+        flags = StepFlag.NONE
+        sizes = plan.allocation.local_batch_sizes
+        if self._last_sizes is not None and sizes != self._last_sizes:
+            self._settling = self._options.settle_steps
+        self._last_sizes = sizes
+        if self._num_steps < self._options.warm_up_steps or self._settling > 0:
+            flags |= StepFlag.WARM_UP
+        if self._gap:
+            flags |= StepFlag.AFTER_GAP
+        if plan.partial:
+            flags |= StepFlag.PARTIAL
+        self._num_steps += 1
+        self._settling = max(self._settling - 1, 0)
+        self._gap = False
+        return flags
+
+    def _pending_record(self, step: StepInHand, step_s: float) -> PendingRecord:
+        once = step.num_reductions == 1
+        counted = float(step.num_rows) if step.tokens is None else step.tokens
+        weight = step.weight(step.num_rows) if step.tokens is None else step.token_weight(step.tokens)
+        measured = once and step.local_sq is not None
+        record = StepRecord(
+            generation=self._generation,
+            epoch=step.plan.epoch,
+            rank=self._rank,
+            step=step.plan.step,
+            allocation_version=step.plan.allocation.version,
+            num_rows=step.num_rows,
+            data_s=step.info.data_s,
+            compute_s=0.0,
+            sync_s=0.0,
+            step_s=step_s,
+            num_groups=int(counted > 0),
+            peak_memory_bytes=self._peak_memory(),
+            flags=step.flags,
+        )
+        return PendingRecord(
+            record=record,
+            timer=step.timer,
+            local_sq=DeferredScalar(step.local_sq) if measured and step.local_sq is not None else None,
+            local_factor=counted / weight**2 if weight else 0.0,
+            global_sq=DeferredScalar(step.global_sq) if once and step.global_sq is not None else None,
+            scale=DeferredScalar(step.scale) if step.scale is not None else None,
+            loss=DeferredScalar(step.loss) if step.loss is not None else None,
+        )
+
+    def _peak_memory(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        peak = torch.cuda.max_memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return peak
+
+    def need_in_hand(self, what: str) -> StepInHand:
+        """Return the batch in hand.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.in_hand is None:
+            raise ConfigError(f"{what} works on the batch that session.loader(...) handed out, and there is none")
+        return self.in_hand

@@ -1,0 +1,96 @@
+"""Batches and model outputs are trees: tensors inside tuples, lists, mappings and dataclasses."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rex_ray.core.errors import ConfigError
+
+__all__ = ["leading_rows", "map_tensors", "slice_rows", "tensors_in"]
+
+
+def map_tensors(fn: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Return ``tree`` with every tensor replaced by ``fn(tensor)``; everything else is passed on as it is."""
+    if isinstance(tree, torch.Tensor):
+        return fn(tree)
+    return _rebuild(tree, lambda child: map_tensors(fn, child))
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of ``tree``, depth first."""
+    found: list[torch.Tensor] = []
+    map_tensors(lambda tensor: found.append(tensor) or tensor, tree)  # type: ignore[func-returns-value]
+    yield from found
+
+
+def leading_rows(tree: Any) -> int | None:
+    """Return the first dimension of the first tensor that has one: the number of rows, batch first."""
+    return next((tensor.shape[0] for tensor in tensors_in(tree) if tensor.dim() > 0), None)
+
+
+def slice_rows(tree: Any, start: int, stop: int, *, num_rows: int, strict: bool = False) -> Any:
+    """Return rows ``start:stop`` of a collated batch of ``num_rows`` rows.
+
+    Columns (tensors, arrays, or sequences of per-row values) are sliced along their first dimension; a tensor with
+    another first dimension is no column and is left alone.
+
+    Args:
+        tree: what the collate function returned.
+        start: first row.
+        stop: one past the last row.
+        num_rows: rows of the whole batch; tells columns from other tensors.
+        strict: refuse tensors that are no columns, instead of passing them on whole.
+
+    Raises:
+        ConfigError: ``strict``, and a tensor's first dimension is not ``num_rows``.
+    """
+
+    def cut(child: Any) -> Any:
+        if isinstance(child, (torch.Tensor, np.ndarray)):
+            if child.ndim > 0 and child.shape[0] == num_rows:
+                return child[start:stop]
+            if strict and child.ndim > 0:
+                raise ConfigError(
+                    f"a batch of {num_rows} rows holds a tensor of shape {tuple(child.shape)}, whose first dimension "
+                    "is not the rows: split such a batch yourself inside `with session.accumulate():`"
+                )
+            return child
+        if isinstance(child, (list, tuple)) and len(child) == num_rows and not _holds_columns(child, num_rows):
+            return child[start:stop]
+        return _rebuild(child, cut)
+
+    return cut(tree)
+
+
+def _holds_columns(items: list[Any] | tuple[Any, ...], num_rows: int) -> bool:
+    """Whether a sequence that is as long as the batch holds columns rather than one entry per row."""
+    if any(isinstance(item, (Mapping, list, tuple)) for item in items):
+        return all(leading_rows(item) == num_rows for item in items)
+    columns = [item for item in items if isinstance(item, (torch.Tensor, np.ndarray)) and item.ndim > 0]
+    return bool(columns) and all(item.shape[0] == num_rows for item in columns)
+
+
+def _rebuild(tree: Any, fn: Callable[[Any], Any]) -> Any:
+    """Return ``tree`` of the same type with ``fn`` applied to each child; leaves come back as they are."""
+    if isinstance(tree, Mapping):
+        mapped = {key: fn(value) for key, value in tree.items()}
+        if type(tree) is dict:
+            return mapped
+        clone: Any = copy.copy(tree)
+        for key, value in mapped.items():
+            clone[key] = value
+        return clone
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(fn(item) for item in tree))
+    if type(tree) in (list, tuple):
+        return type(tree)(fn(item) for item in tree)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        changed = {field.name: fn(getattr(tree, field.name)) for field in dataclasses.fields(tree) if field.init}
+        return dataclasses.replace(tree, **changed)
+    return tree

@@ -1,0 +1,202 @@
+"""Weights the gradient where it enters the model: at its output.
+
+DDP takes the plain mean over ranks, so rank ``i``'s gradient is multiplied by ``n * b_i / B`` to make the step's
+gradient ``sum_i (b_i / B) g_i``. Doing it at the model's output rather than in the reduction keeps it exact whatever
+lies between: a penalty on the weights (the same on all ranks, so the mean is right as it is), a gradient scaler, a
+model that is called twice, accumulation of unequal batches, a communication hook of the user's own. The one thing it
+is not exact for is a penalty on the gradient with respect to the *inputs*, whose second derivative passes the output
+unweighted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from rex_ray.core.errors import ConfigError
+from rex_ray.worker.tracker import StepInHand, StepTracker
+from rex_ray.worker.tree import leading_rows, map_tensors, tensors_in
+
+__all__ = ["OutputWeights", "has_batch_norm"]
+
+_PLACEHOLDER_ROWS = 2
+"""Rows that stand in for none: batch normalisation refuses a single one even where it is told not to train."""
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether the model normalises by statistics of the batch."""
+    return any(isinstance(module, (*_BATCH_NORMS, nn.SyncBatchNorm)) for module in model.modules())
+
+
+class OutputWeights:
+    """Forward hooks on the prepared model.
+
+    An empty batch never reaches the model: it sees two rows of zeros with batch normalisation set to evaluate, and
+    its outputs are cut to no rows. So every parameter takes part in the reduction with a gradient of exactly zero,
+    whatever a mean over nothing made of the loss.
+
+    Args:
+        tracker: knows the batch in hand.
+        by_tokens: the weight is given to ``session.backward`` instead of following from the rows.
+        complete: called at the end of a backward pass that leaves the whole gradient, where no DDP reduces it.
+    """
+
+    def __init__(self, tracker: StepTracker, *, by_tokens: bool, complete: Callable[[], None] | None) -> None:
+        self._tracker = tracker
+        self._by_tokens = by_tokens
+        self._complete = complete
+        self._call_rows: int | None = None
+        self._empty_call = False
+        self._asleep: list[nn.Module] = []
+        self._in_backward = False
+        self._sync_batch_norm = False
+
+    def install(self, model: nn.Module) -> None:
+        """Register the hooks on the module that the user calls."""
+        self._sync_batch_norm = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+        model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        model.register_forward_hook(self._after_forward, always_call=True)
+
+    def _before_forward(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        rows = leading_rows((args, kwargs))
+        self._call_rows = rows
+        self._in_backward = False
+        self._empty_call = rows == 0
+        if model.training and self._sync_batch_norm:
+            self._refuse_empty_shares()
+        if model.training and rows is not None and rows <= 1:
+            self._put_to_sleep(model, rows)
+        if not self._empty_call and not any(tensor.requires_grad for tensor in tensors_in((args, kwargs))):
+            return None
+        prepare = _fill if self._empty_call else self._unweighted_input
+        changed: tuple[tuple[Any, ...], dict[str, Any]] = map_tensors(prepare, (args, kwargs))
+        return changed
+
+    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
+        del model, args
+        for module in self._asleep:
+            module.train()
+        self._asleep.clear()
+        if self._empty_call:
+            output = map_tensors(_cut, output)
+        step = self._tracker.in_hand
+        if not torch.is_grad_enabled() or step is None:
+            return output
+        weight_now = self._weight(step)
+        return map_tensors(lambda tensor: self._weighted(tensor, weight_now), output)
+
+    def _weighted(self, output: torch.Tensor, weight: Callable[[], float]) -> torch.Tensor:
+        """Return an alias of ``output`` whose gradient is weighted on its way into the model.
+
+        An alias, because the model may have computed a second output from this one (a loss from its logits): that
+        inner path must not meet the weight twice.
+        """
+        if not output.requires_grad:
+            return output
+        alias = output.view_as(output)
+
+        def scale(gradient: torch.Tensor) -> torch.Tensor:
+            self._began()
+            w = weight()
+            if w == 1.0:
+                return gradient
+            # Not 0 * gradient: the mean over no rows is NaN, and so would the product be.
+            return gradient * w if w else torch.zeros_like(gradient)
+
+        alias.register_hook(scale)
+        return alias
+
+    def _unweighted_input(self, value: torch.Tensor) -> torch.Tensor:
+        """Return an alias of an input whose gradient is freed of the weight again.
+
+        So a model that is fed its own output is weighted once, and a gradient with respect to the data is exact.
+        """
+        step = self._tracker.in_hand
+        if not value.requires_grad or step is None or not torch.is_grad_enabled():
+            return value
+        weight = self._weight(step)
+
+        def unscale(gradient: torch.Tensor) -> torch.Tensor:
+            w = weight()
+            return gradient / w if w not in (0.0, 1.0) else gradient
+
+        alias = value.view_as(value)
+        alias.register_hook(unscale)
+        return alias
+
+    def _weight(self, step: StepInHand) -> Callable[[], float]:
+        """Return what gives the weight of this call's gradient when the backward pass asks for it."""
+        if self._by_tokens:
+            return lambda: self._token_weight(step)
+        rows = step.num_rows if step.chunk_rows is None else step.chunk_rows
+        if step.own_chunks:
+            rows = self._call_rows or 0
+        weight = step.weight(rows)
+        return lambda: weight
+
+    @staticmethod
+    def _token_weight(step: StepInHand) -> float:
+        if step.call_tokens is None:
+            raise ConfigError(
+                "weight_by='tokens' needs the number of tokens behind each loss: call "
+                "session.backward(loss, weight=num_tokens) instead of loss.backward()"
+            )
+        return step.token_weight(step.call_tokens)
+
+    def _began(self) -> None:
+        if self._in_backward:
+            return
+        self._in_backward = True
+        self._tracker.backward_began()
+        at_end_of_backward(self._ended)
+
+    def _ended(self) -> None:
+        self._in_backward = False
+        step = self._tracker.in_hand
+        if step is None:
+            return
+        if step.own_chunks:
+            step.rows_seen += self._call_rows or 0
+        if self._complete is not None and not step.holding:
+            self._complete()
+
+    def _put_to_sleep(self, model: nn.Module, rows: int) -> None:
+        """Let batch normalisation use its running statistics for a call that has none of its own.
+
+        One row has no variance over rows; over pixels it has, so only the one-dimensional form is spared then.
+        """
+        kinds = _BATCH_NORMS if rows == 0 else (nn.BatchNorm1d,)
+        self._asleep = [module for module in model.modules() if isinstance(module, kinds) and module.training]
+        for module in self._asleep:
+            module.eval()
+
+    def _refuse_empty_shares(self) -> None:
+        step = self._tracker.in_hand
+        if step is not None and 0 in step.plan.num_rows:
+            raise ConfigError(
+                f"step {step.plan.step} gives its ranks {step.plan.num_rows} rows, and SyncBatchNorm cannot run with a "
+                "rank that has none; raise global_batch_size or use fewer workers"
+            )
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the backward pass under way ends, on its thread, after what is queued already."""
+    # There is no public name for it; DDP and FSDP end their backward passes by this very queue.
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def _fill(value: torch.Tensor) -> torch.Tensor:
+    if value.dim() == 0 or value.shape[0] != 0:
+        return value
+    return value.new_zeros((_PLACEHOLDER_ROWS, *value.shape[1:]))
+
+
+def _cut(value: torch.Tensor) -> torch.Tensor:
+    return value[:0] if value.dim() > 0 and value.shape[0] == _PLACEHOLDER_ROWS else value
