@@ -110,7 +110,7 @@ class SplineSplit:
     def init(
         self, problem: Problem, prior: SplineSplitState | None, current: Allocation | None, global_batch_size: int
     ) -> tuple[tuple[int, ...], SplineSplitState]:
-        """Begin with the shares resumed from, else with those that curves learnt earlier ask for, else with equal ones."""
+        """Begin with the shares resumed from, else those that curves learnt earlier ask for, else equal ones."""
         devices = tuple(worker.device for worker in problem.workers)
         book = prior.book.carry_over(devices) if prior else StepTimeBook.empty(devices)
         shares = resumed_shares(problem, current, global_batch_size)

@@ -1,0 +1,67 @@
+"""The closed list of what a journal may hold."""
+
+from __future__ import annotations
+
+from rex_ray.control import commands, events, notes, phases
+from rex_ray.control.codec import Codec
+from rex_ray.core import step_time, types
+from rex_ray.policies import base, composition, dlb, rex, seams, wrappers
+
+__all__ = ["CODEC"]
+
+CODEC = Codec(
+    [
+        # core
+        types.Allocation,
+        types.Problem,
+        types.StepFlag,
+        types.WorkerSpec,
+        step_time.LearntShape,
+        step_time.StepTimeBook,
+        # events
+        events.GroupStarted,
+        events.MetricReported,
+        events.RunEnded,
+        events.SearchFailed,
+        events.SearchFinished,
+        events.StepObserved,
+        events.TelemetryGap,
+        events.Ticked,
+        events.TrialProposed,
+        events.WorkerLost,
+        # commands
+        commands.ApplyAllocation,
+        commands.CancelSearch,
+        commands.RequestCheckpoint,
+        commands.RequestWorldSize,
+        commands.StartSearch,
+        commands.TellTrial,
+        # notes
+        notes.Applied,
+        notes.Decided,
+        notes.Deferred,
+        notes.Dropped,
+        notes.Measured,
+        notes.Refused,
+        notes.Withdrawn,
+        # the controller's memory
+        phases.ControllerState,
+        phases.Ended,
+        phases.Gauge,
+        phases.Group,
+        phases.Publication,
+        phases.Running,
+        phases.Starting,
+        phases.Switching,
+        phases.Waiting,
+        # the policies' memories
+        base.Proposal,
+        base.Reallocate,
+        composition.CompositionState,
+        dlb.EpochSplitState,
+        rex.SplineSplitState,
+        seams.Shares,
+        wrappers.CooldownState,
+    ]
+)
+"""Writes and reads every value of ours; a new class of state is added here, or writing it fails at once."""
