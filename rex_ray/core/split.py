@@ -94,10 +94,8 @@ def exact_split(
         hi = np.array([global_batch_size if most is None else min(most, global_batch_size) for most in upper])
     _check_bounds(global_batch_size, lo, hi, upper)
     workers = CurveSet(curves)
-    deadline_s = _smallest_deadline(workers, global_batch_size, lo, hi)
-    below = workers.most_rows(deadline_s * (1 - _SAME_TIME), lo, hi)
-    within = workers.most_rows(deadline_s * (1 + _SAME_TIME), lo, hi)
-    sizes = below + apportion(global_batch_size - int(below.sum()), within - below, upper=within - below)
+    below, within = _bracket(workers, global_batch_size, lo, hi)
+    sizes = below + _admit(workers.own_s(within), within - below, global_batch_size - int(below.sum()))
     own_s = workers.own_s(sizes)
     return SplitPlan(
         local_batch_sizes=tuple(sizes.tolist()),
@@ -106,19 +104,35 @@ def exact_split(
     )
 
 
-def _smallest_deadline(workers: CurveSet, total: int, lo: IntArray, hi: IntArray) -> float:
-    """Bisect for the smallest time in which the workers together can do ``total`` rows.
+def _bracket(workers: CurveSet, total: int, lo: IntArray, hi: IntArray) -> tuple[IntArray, IntArray]:
+    """Bisect the deadline until at most one more row per rank, or one plateau, is in question.
 
-    A worker that its lower bound makes slower than that does not slacken the deadline of the others.
+    A worker that its lower bound makes slower than the deadline does not slacken that of the others.
+
+    Returns:
+        Rows per rank done by a deadline that is too early (they sum to less than ``total``, or are the lower
+        bounds) and by one that is late enough (at least ``total``), shape ``[n]`` each.
     """
     early, late = 0.0, float(workers.own_s(hi).max())
-    while late - early > _SAME_TIME / 4 * late:
+    below, within = lo, hi
+    while (within - below).max() > 1 and late - early > _SAME_TIME * late:
         middle = (early + late) / 2
-        if workers.most_rows(middle, lo, hi).sum() >= total:
-            late = middle
+        rows = workers.most_rows(middle, lo, hi)
+        if rows.sum() >= total:
+            late, within = middle, rows
         else:
-            early = middle
-    return late
+            early, below = middle, rows
+    return below, within
+
+
+def _admit(finish_s: FloatArray, room: IntArray, rows: int) -> IntArray:
+    """Hand ``rows`` to the ranks that have ``room``, earliest finish first; ties share them evenly."""
+    order = np.argsort(np.where(room > 0, finish_s, np.inf), kind="stable")
+    last = int(np.searchsorted(np.cumsum(room[order]), rows))
+    deadline_s = finish_s[order[min(last, room.size - 1)]]
+    extra = np.where(finish_s < deadline_s * (1 - _SAME_TIME), room, 0)
+    tied = np.where(finish_s <= deadline_s * (1 + _SAME_TIME), room - extra, 0)
+    return extra + apportion(rows - int(extra.sum()), tied, upper=tied)
 
 
 def _check_bounds(total: int, lo: IntArray, hi: IntArray, upper: Sequence[int | None] | None) -> None:
