@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -41,3 +42,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"NOT RUN: {count} gpu test{'s' if count > 1 else ''} (on a machine with a CUDA device: make test-gpu)",
             yellow=True,
         )
+
+
+@pytest.fixture(scope="session")
+def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The storage folder of a run whose journal was written by the real controller. Copy it before changing it.
+
+    Two T4 and two V100 with plain affine times train 4 epochs of 10 steps and a partial one under ``rex``; new shares
+    take effect three steps after they are published, as behind a prefetching loader.
+    """
+    from recording import record_run
+
+    folder = tmp_path_factory.mktemp("storage") / "mixed-rex"
+    record_run(folder, policy="rex")
+    return folder

@@ -40,6 +40,38 @@ RunArgument = Annotated[
 
 
 @app.command()
+def replay(
+    run: RunArgument,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 unless every command and note comes out the same.")
+    ] = False,
+) -> None:
+    """Feed a run's journal to a fresh controller: its decisions, and whether they come out the same."""
+    from rex_ray.cli.replaying import replay_run  # noqa: PLC0415
+
+    if not replay_run(run, Console()) and check:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write.", show_default="RUN/report.html")
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page on a run."""
+    from rex_ray.report.html import render_html  # noqa: PLC0415
+    from rex_ray.report.load import load_run  # noqa: PLC0415
+
+    page = render_html(load_run(run))
+    target = run / "report.html" if output is None else output
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page, encoding="utf-8")
+    sys.stdout.write(f"{target}\n")
+
+
+@app.command()
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
@@ -64,7 +96,8 @@ def _environment_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         f"{device['name']}, {device['memory_bytes'] / 2**30:.1f} GiB, compute capability {device['compute_capability']}"
         for device in found["devices"]
     ]
-    return rows + [(f"CUDA device {index}", device) for index, device in enumerate(devices or ["none"])]
+    rows += [(f"CUDA device {index}", device) for index, device in enumerate(devices)]
+    return rows if devices else [*rows, ("CUDA devices", "none")]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,83 @@
+"""Finds a run's journal on disk and reads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rex_ray.control.events import GroupStarted
+from rex_ray.control.journal import EVENTS_FILE, Journal
+from rex_ray.control.reading import read_journal
+from rex_ray.core.errors import ConfigError
+from rex_ray.report.build import build_run
+from rex_ray.report.schema import RunData
+
+__all__ = ["find_journal", "load_journal", "load_run", "run_name"]
+
+_INSIDE = (Path(), Path("journal"), Path("rex_ray") / "journal")
+
+
+def find_journal(run: Path) -> Path:
+    """Return the journal's folder.
+
+    Args:
+        run: a run's storage folder, the ``rex_ray`` folder inside it, or the ``journal`` folder inside that.
+
+    Raises:
+        ConfigError: nothing there, no journal in it, or several runs to choose from, which are named.
+    """
+    if not run.is_dir():
+        raise ConfigError(f"{run} is no folder; give a run's storage folder (<storage_path>/<name>)")
+    for inside in _INSIDE:
+        if (run / inside / EVENTS_FILE).is_file():
+            return run / inside
+    runs = sorted(path.parents[2] for path in run.glob(f"*/rex_ray/journal/{EVENTS_FILE}"))
+    if len(runs) == 1:
+        return runs[0] / "rex_ray" / "journal"
+    if runs:
+        raise ConfigError(f"{run} holds {len(runs)} runs, give one of them: {', '.join(map(str, runs))}")
+    raise ConfigError(f"{run} holds no journal (rex_ray/journal/{EVENTS_FILE}); give a run's storage folder")
+
+
+def run_name(journal_dir: Path) -> str:
+    """Return the run's name, that of its storage folder."""
+    folder = journal_dir.resolve()
+    for part in ("journal", "rex_ray"):
+        if folder.name == part and folder.parent.name:
+            folder = folder.parent
+    return folder.name
+
+
+def load_journal(run: Path) -> Journal:
+    """Read a run's journal; see ``find_journal`` for what ``run`` may be.
+
+    Raises:
+        ConfigError: no journal is found.
+        CodecError: it is damaged, or newer than this rex_ray.
+    """
+    return read_journal({path.name: path.read_bytes() for path in find_journal(run).iterdir() if path.is_file()})
+
+
+def load_run(run: Path) -> RunData:
+    """Read a run for its report; see ``load_journal``."""
+    journal = load_journal(run)
+    entries = [(entry.event, entry.notes) for entry in journal.entries]
+    data = build_run(run_name(find_journal(run)), journal.header.policy, _settings(journal), entries)
+    return replace(data, notices=data.notices + tuple(f"not read: {what}" for what in journal.ignored))
+
+
+def _settings(journal: Journal) -> dict[str, str]:
+    header = journal.header
+    options = ", ".join(f"{name} = {value}" for name, value in header.policy_options.items())
+    settings = {"policy": header.policy, "policy options": options or "defaults", "mode": header.mode}
+    settings["seed"] = str(header.seed)
+    group = next((event for event in journal.events if isinstance(event, GroupStarted)), None)
+    if group is not None:
+        problem = group.problem
+        settings["global batch"] = f"{problem.global_batch_size:,} rows, at most {problem.max_global_batch_size:,}"
+        settings["data set"] = f"{problem.dataset_size:,} rows"
+        settings["generation"] = group.generation
+    settings["journal"] = f"{len(journal.entries):,} events, version {header.schema_version}"
+    if len(journal.headers) > 1:
+        settings["controller restored"] = f"{len(journal.headers) - 1} times"
+    return settings | dict(header.environment)

@@ -1,0 +1,70 @@
+"""A run is found from any of its folders, and read back whole."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rex_ray.core.errors import ConfigError
+from rex_ray.report.html import render_html
+from rex_ray.report.load import find_journal, load_run, run_name
+
+
+@pytest.mark.parametrize("inside", [".", "rex_ray", "rex_ray/journal"])
+def test_a_run_may_be_named_by_any_of_its_folders(recorded_run: Path, inside: str) -> None:
+    journal = find_journal(recorded_run / inside)
+    assert journal == recorded_run / "rex_ray" / "journal"
+    assert run_name(journal) == "mixed-rex"
+
+
+def test_a_folder_that_holds_one_run_stands_for_it_and_several_are_named(recorded_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(recorded_run, tmp_path / "one")
+    assert find_journal(tmp_path) == tmp_path / "one" / "rex_ray" / "journal"
+    shutil.copytree(recorded_run, tmp_path / "two")
+    with pytest.raises(ConfigError, match=r"holds 2 runs, give one of them: .*one, .*two"):
+        find_journal(tmp_path)
+
+
+def test_a_folder_without_a_journal_says_what_is_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no journal \(rex_ray/journal/events.jsonl\)"):
+        find_journal(tmp_path)
+    with pytest.raises(ConfigError, match="is no folder"):
+        find_journal(tmp_path / "missing")
+
+
+def test_a_recorded_run_is_read_whole(recorded_run: Path) -> None:
+    run = load_run(recorded_run)
+    assert (run.name, run.policy, run.outcome) == ("mixed-rex", "rex", "finished")
+    (group,) = run.groups
+    assert group.steps.tolist() == list(range(44))
+    assert group.devices == ("T4", "T4", "V100", "V100")
+    assert group.num_rows.sum() == 4 * 670
+    assert int(group.partial.sum()) == 4
+    assert [point.epoch for point in run.metrics] == [0, 1, 2, 3]
+    assert run.settings["global batch"] == "64 rows, at most 512"
+
+
+def test_the_split_that_rex_found_shows_with_its_gain(recorded_run: Path) -> None:
+    run = load_run(recorded_run)
+    better = [decision for decision in run.decisions if decision.kind == "reallocate"]
+    assert better
+    first, last = better[0], better[-1]
+    assert first.before == (16, 16, 16, 16)
+    assert first.applied_at_step is not None
+    assert first.applied_at_step > first.decided_at_step
+    assert last.after[2] > last.after[0]  # the V100 takes a quarter of the T4's time per row
+    assert all(decision.reason for decision in run.decisions)
+    page = render_html(run)
+    assert "16\u00a0/\u00a016\u00a0/\u00a016\u00a0/\u00a016" in page
+
+
+def test_a_torn_end_is_read_up_to_it_and_said(recorded_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "torn"
+    shutil.copytree(recorded_run, run)
+    events = run / "rex_ray" / "journal" / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:-20])
+    data = load_run(run)
+    assert data.outcome == "unfinished"
+    assert any("torn" in notice for notice in data.notices)
