@@ -28,7 +28,7 @@ def replay_run(run: Path, console: Console) -> bool:
     if data.decisions:
         table = Table(*DECISION_COLUMNS, title=f"{name}: {data.policy}, {data.outcome}", title_justify="left", box=None)
         for row in decision_rows(data.decisions):
-            table.add_row(*map(escape, row))
+            table.add_row(*(escape(cell.replace("\u00a0", "")) for cell in row))
         console.print(table)
     else:
         console.print(f"{escape(name)}: {data.policy}, {escape(data.outcome)}; no decisions")

@@ -171,7 +171,8 @@ def own_time_figure(groups: Sequence[GroupData], decisions: Sequence[DecisionRow
         x, y = frame.x_scale(*_step_range(groups)), frame.y_scale(0.0, top)
         body = [frame.axes(x, y, "optimizer step", f"own time, {unit}"), _decision_marks(decisions, frame, x)]
         for group in groups:
-            middles, medians = thin(group.steps, np.column_stack([group.own_s, group.step_s]))
+            whole = ~group.partial if not group.partial.all() else group.partial
+            middles, medians = thin(group.steps[whole], np.column_stack([group.own_s, group.step_s])[whole])
             px, py = x(middles), y(np.minimum(medians * factor, top))
             body.append(f'<path class="line whole" d="{line_path(px, py[:, -1])}"/>')
             for entry in legend(group, colours):
@@ -185,7 +186,8 @@ def own_time_figure(groups: Sequence[GroupData], decisions: Sequence[DecisionRow
     thinned = f" Each point is the median of about {bucket} steps." if bucket > 1 else ""
     caption = (
         "Data, forward and backward up to the last local gradient, without the wait for the others; the whole step "
-        f"in grey. Numbered lines are the decisions below. Slower start-up steps are cut off at the top.{thinned}"
+        "in grey. Numbered lines are the decisions below. Slower start-up steps are cut off at the top; epochs' last, "
+        f"partial batches are left out.{thinned}"
     )
     return Figure(title="Own time per worker", caption=caption, wide=wide, narrow=narrow)
 

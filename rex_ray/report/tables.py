@@ -11,7 +11,7 @@ from rex_ray.report.schema import DecisionRow, GroupData, RunData
 
 __all__ = ["DECISION_COLUMNS", "KeyFigure", "decision_rows", "format_gain", "format_shares", "key_figures"]
 
-DECISION_COLUMNS = ("#", "decided at step", "applied at step", "rows per rank", "predicted", "measured", "reason")
+DECISION_COLUMNS = ("#", "decided", "applied", "rows per rank", "predicted", "measured", "reason")
 
 MIN_STEADY_STEPS = 5
 """Fewer steady steps than this on either side say nothing about a step time."""
@@ -78,7 +78,7 @@ def decision_rows(decisions: Sequence[DecisionRow]) -> list[tuple[str, ...]]:
     return [
         (
             str(decision.number),
-            str(decision.decided_at_step),
+            str(decision.decided_at_step) if decision.decided_at_step >= 0 else "start",
             _applied(decision),
             f"{format_shares(decision.before)} → {format_shares(decision.after)}",
             format_gain(decision.predicted_gain),
