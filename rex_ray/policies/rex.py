@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rex_ray.core.errors import ConfigError, InfeasibleError
 from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.split import CurveSet, SplitPlan, exact_split
-from rex_ray.core.step_time import StepTimeBook
+from rex_ray.core.step_time import WINDOW, StepTimeBook
 from rex_ray.core.types import Allocation, FloatArray, Problem, StepFlag, read_only
 from rex_ray.policies.base import Proposal, Reallocate
 from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
@@ -25,6 +25,10 @@ from rex_ray.policies.limits import equal_shares, resumed_shares, share_bounds
 from rex_ray.policies.seams import Model, Shares
 
 __all__ = ["SplineModel", "SplineSplit", "SplineSplitState", "rex"]
+
+
+_MIN_SPREAD = 0.005
+"""Relative sd of own times below which no few samples are believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,8 +40,7 @@ class SplineSplitState:
         book: own times per rank and size.
         sizes: shares that the group is known to run, or None before its first step.
         num_clean: clean steps under these shares.
-        sum_log: per rank, sum of the log own times of those steps, shape ``[n]``.
-        sum_sq_log: per rank, sum of their squares, shape ``[n]``.
+        recent_log_s: log own times of the newest of those steps, shape ``[<= 32, n]``.
         offer: better shares that the last review found; stands until applied or reviewed again.
         verdict: what the last review said when it found none.
     """
@@ -46,8 +49,7 @@ class SplineSplitState:
     book: StepTimeBook
     sizes: tuple[int, ...] | None
     num_clean: int
-    sum_log: FloatArray
-    sum_sq_log: FloatArray
+    recent_log_s: FloatArray
     offer: Reallocate | None = None
     verdict: str = "too few clean steps yet"
 
@@ -117,8 +119,9 @@ class SplineSplit:
         if shares is None:
             plan = _exact_plan(problem, book, global_batch_size)
             shares = plan.local_batch_sizes if plan else equal_shares(problem, global_batch_size)
-        zeros = read_only([0.0] * problem.num_workers, np.float64)
-        state = SplineSplitState(problem=problem, book=book, sizes=None, num_clean=0, sum_log=zeros, sum_sq_log=zeros)
+        state = SplineSplitState(
+            problem=problem, book=book, sizes=None, num_clean=0, recent_log_s=_no_steps(problem.num_workers)
+        )
         return shares, state
 
     def observe(self, state: SplineSplitState, step: StepObserved) -> SplineSplitState:
@@ -129,14 +132,13 @@ class SplineSplit:
         book = state.book.observe(step.num_rows, own_s)
         if state.sizes is None or tuple(step.num_rows.tolist()) != state.sizes:
             return replace(state, book=book)
-        log_s = np.log(np.maximum(own_s, 1e-6))
+        log_s = np.log(np.maximum(own_s, 1e-6))[None]
         state = SplineSplitState(
             problem=state.problem,
             book=book,
             sizes=state.sizes,
             num_clean=state.num_clean + 1,
-            sum_log=read_only(state.sum_log + log_s, np.float64),
-            sum_sq_log=read_only(state.sum_sq_log + log_s * log_s, np.float64),
+            recent_log_s=read_only(np.concatenate([state.recent_log_s[1 - WINDOW :], log_s]), np.float64),
             offer=state.offer,
             verdict=state.verdict,
         )
@@ -203,20 +205,25 @@ class SplineSplit:
     def _standard_error(self, state: SplineSplitState) -> float:
         """Relative standard error of the noisiest rank's median own time, as far as so few steps can tell.
 
-        A median has 1.25 times the error of a mean; steps that resemble the last one count for fewer. Outliers
-        enlarge the figure, which errs towards staying.
+        A median has 1.25 times the error of a mean, and a step that resembles the last one counts for less. The
+        spread is taken from the median deviation: a pause of the garbage collector is no reason to doubt the rest.
         """
-        count = state.num_clean
+        count = len(state.recent_log_s)
         if count < 2:
-            return math.inf
-        variance = (state.sum_sq_log - state.sum_log**2 / count) / (count - 1)
+            return _MIN_SPREAD
+        deviations = np.abs(state.recent_log_s - np.median(state.recent_log_s, axis=0))
+        spread = max(1.4826 * float(np.median(deviations, axis=0).max()), _MIN_SPREAD)
         effective = count * (1 - self.autocorrelation) / (1 + self.autocorrelation)
-        return 1.25 * math.sqrt(max(float(variance.max()), 0.0) / effective)
+        return 1.25 * spread / math.sqrt(effective)
 
 
 def _unjudged(state: SplineSplitState) -> SplineSplitState:
-    zeros = read_only([0.0] * state.problem.num_workers, np.float64)
-    return replace(state, num_clean=0, sum_log=zeros, sum_sq_log=zeros, offer=None, verdict="too few clean steps yet")
+    blank = _no_steps(state.problem.num_workers)
+    return replace(state, num_clean=0, recent_log_s=blank, offer=None, verdict="too few clean steps yet")
+
+
+def _no_steps(num_workers: int) -> FloatArray:
+    return np.zeros((0, num_workers))
 
 
 def _all_known(book: StepTimeBook) -> bool:

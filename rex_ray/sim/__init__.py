@@ -1,1 +1,17 @@
-"""The virtual-time driver of the same controller. No Ray, no torch, no clock."""
+"""The controller in virtual time, over a scenario or over a recording."""
+
+from __future__ import annotations
+
+from rex_ray.sim.engine import SimulatedRun, simulate
+from rex_ray.sim.recorded import RecordedRun, compare_decisions, feed_recorded
+from rex_ray.sim.world import Scenario, mixed_cluster
+
+__all__ = [
+    "RecordedRun",
+    "Scenario",
+    "SimulatedRun",
+    "compare_decisions",
+    "feed_recorded",
+    "mixed_cluster",
+    "simulate",
+]

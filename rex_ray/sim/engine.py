@@ -1,0 +1,161 @@
+"""The second driver of the controller: the same object as in a live run, in virtual time. It replaces two arrows.
+
+Where a live run has workers, a queue and a broadcast, this has timelines and a lag in steps; records, assembler,
+events and commands are the production code's. Training itself is not simulated: a step is its times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rex_ray.control.assembly import StepAssembler
+from rex_ray.control.commands import ApplyAllocation, Command
+from rex_ray.control.controller import Controller
+from rex_ray.control.events import Event, GroupStarted, RunEnded, Ticked
+from rex_ray.control.notes import Note
+from rex_ray.core.apportion import rows_per_rank
+from rex_ray.core.observations import StepObserved
+from rex_ray.core.types import Allocation, FloatArray, StepFlag, StepRecord
+from rex_ray.sim.world import Scenario
+
+__all__ = ["SimulatedRun", "simulate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SimulatedRun:
+    """What happened.
+
+    Attributes:
+        steps: every step, in order.
+        own_s: own time per step and rank in seconds, shape ``[steps, n]``.
+        step_s: duration per step in seconds, shape ``[steps]``.
+        allocations: ``(first step, allocation)`` for each that ran.
+        events: every event that the controller was given, in order: what a journal would hold.
+        notes: what the controller said.
+        total_s: virtual duration of the run.
+    """
+
+    steps: tuple[StepObserved, ...]
+    own_s: FloatArray
+    step_s: FloatArray
+    allocations: tuple[tuple[int, Allocation], ...]
+    events: tuple[Event, ...]
+    notes: tuple[Note, ...]
+    total_s: float
+
+
+def simulate(controller: Controller, scenario: Scenario, *, num_steps: int) -> SimulatedRun:
+    """Drive ``controller`` through ``num_steps`` optimizer steps of ``scenario``, from a fresh group to the end.
+
+    Args:
+        controller: a fresh one.
+        scenario: cluster and problem.
+        num_steps: steps to run; epochs follow from the data set's size.
+
+    Raises:
+        IllegalEventError: the controller is not fresh.
+    """
+    group = _Group(controller, scenario)
+    for step in range(num_steps):
+        group.run_step(step)
+    group.tell(RunEnded(reason="finished"))
+    return SimulatedRun(
+        steps=tuple(group.steps),
+        own_s=np.array(group.own_s),
+        step_s=np.array(group.step_s),
+        allocations=tuple(group.allocations),
+        events=tuple(group.events),
+        notes=controller.take_notes(),
+        total_s=group.now_s,
+    )
+
+
+@dataclass(slots=True)
+class _Group:
+    """The workers, as far as a controller can tell."""
+
+    controller: Controller
+    scenario: Scenario
+    now_s: float = 0.0
+    ticked_s: float = 0.0
+    cursor: int = 0
+    epoch: int = 0
+    settled_from: int = 0
+    mailbox: tuple[int, Allocation] | None = None
+    steps: list[StepObserved] = field(default_factory=list)
+    own_s: list[FloatArray] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    allocations: list[tuple[int, Allocation]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    assembler: StepAssembler = field(init=False)
+
+    def __post_init__(self) -> None:
+        problem = self.scenario.problem
+        self.assembler = StepAssembler(self.scenario.generation, problem.num_workers)
+        commands = self.tell(GroupStarted(generation=self.scenario.generation, problem=problem))
+        first = next(command for command in commands if isinstance(command, ApplyAllocation))
+        self.allocations.append((0, first.allocation))
+        self.mailbox = None
+        self.settled_from = self.scenario.warm_up_steps
+
+    def tell(self, event: Event, step: int = -1) -> tuple[Command, ...]:
+        """Give the controller an event; what it publishes is due ``switch_lag_steps`` after ``step``."""
+        self.events.append(event)
+        commands = self.controller.handle(event)
+        for command in commands:
+            if isinstance(command, ApplyAllocation):
+                self.assembler.publish(command.allocation.version)
+                known = self.mailbox[1] if self.mailbox else self.allocations[-1][1] if self.allocations else None
+                if known is None or command.allocation.version > known.version:
+                    self.mailbox = (step + self.scenario.switch_lag_steps, command.allocation)
+        return commands
+
+    def run_step(self, step: int) -> None:
+        """Run one optimizer step and tell the controller of it, and of the time that it took."""
+        scenario = self.scenario
+        if self.mailbox is not None and step >= self.mailbox[0]:
+            self.allocations.append((step, self.mailbox[1]))
+            self.mailbox = None
+            self.settled_from = max(self.settled_from, step + scenario.settle_steps)
+        allocation = self.allocations[-1][1]
+        left = scenario.problem.dataset_size - self.cursor
+        num_rows = min(allocation.global_batch_size, left)
+        rows = rows_per_rank(num_rows, allocation.local_batch_sizes)
+        flags = StepFlag.WARM_UP if step < self.settled_from else StepFlag.NONE
+        if num_rows < allocation.global_batch_size:
+            flags |= StepFlag.PARTIAL
+        own_s = np.array([line.own_time_s(step, rows[rank]) for rank, line in enumerate(scenario.timelines)])
+        step_s = float(own_s.max()) + scenario.network.all_reduce_s(len(rows))
+        records = [
+            StepRecord(
+                generation=scenario.generation,
+                epoch=self.epoch,
+                rank=rank,
+                step=step,
+                allocation_version=allocation.version,
+                num_rows=rows[rank],
+                data_s=0.0,
+                compute_s=float(own_s[rank]),
+                sync_s=step_s - float(own_s[rank]),
+                step_s=step_s,
+                flags=flags,
+            )
+            for rank in range(len(rows))
+        ]
+        self.now_s += step_s
+        self.own_s.append(own_s)
+        self.step_s.append(step_s)
+        self._move_on(num_rows)
+        for observed in self.assembler.add(records):
+            self.steps.append(observed)
+            self.tell(observed, step)
+        if self.now_s - self.ticked_s >= scenario.tick_interval_s:
+            self.ticked_s = self.now_s
+            self.tell(Ticked(now_us=round(self.now_s * 1e6)), step)
+
+    def _move_on(self, num_rows: int) -> None:
+        self.cursor += num_rows
+        if self.cursor >= self.scenario.problem.dataset_size:
+            self.cursor, self.epoch = 0, self.epoch + 1

@@ -1,0 +1,86 @@
+"""A cluster in virtual time: who works, how fast, and how long a change of shares takes to arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rex_ray.core.errors import ConfigError
+from rex_ray.core.types import Problem, WorkerSpec
+from rex_ray.scenario import Episode, NetworkModel, NoiseModel, WorkerTimeline, load_profile
+
+__all__ = ["Scenario", "mixed_cluster"]
+
+_NO_NETWORK = NetworkModel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What the engine plays.
+
+    Attributes:
+        problem: the group and its limits.
+        timelines: each rank's own times.
+        network: time of the all-reduce.
+        switch_lag_steps: steps from a published allocation to the first one under it: telemetry, polling, the
+            control boundary and what the loaders have drawn ahead.
+        warm_up_steps: first steps, whose times the workers flag.
+        settle_steps: first steps after a switch, flagged likewise.
+        tick_interval_s: virtual time between two ticks.
+        generation: identity of the group.
+    """
+
+    problem: Problem
+    timelines: tuple[WorkerTimeline, ...]
+    network: NetworkModel = _NO_NETWORK
+    switch_lag_steps: int = 10
+    warm_up_steps: int = 3
+    settle_steps: int = 1
+    tick_interval_s: float = 1.0
+    generation: str = "simulated"
+
+    def __post_init__(self) -> None:
+        if len(self.timelines) != self.problem.num_workers:
+            raise ConfigError(
+                f"{len(self.timelines)} timelines for {self.problem.num_workers} workers: give one per worker"
+            )
+        if self.switch_lag_steps < 1:
+            raise ConfigError(f"switch_lag_steps must be at least 1, got {self.switch_lag_steps}")
+
+
+def mixed_cluster(
+    devices: Sequence[str],
+    workload: str,
+    *,
+    global_batch_size: int,
+    steps_per_epoch: int = 100,
+    noise: NoiseModel | None = None,
+    episodes: tuple[Episode, ...] = (),
+    seed: int = 0,
+) -> Scenario:
+    """Return the scenario of a cluster with these devices, one worker each, at the public profiles' speeds.
+
+    Args:
+        devices: kind of device per rank.
+        workload: what they train, see ``scenario.workload_names``.
+        global_batch_size: rows per step.
+        steps_per_epoch: size of the data set in global batches.
+        noise: step-to-step noise, default that of dedicated machines.
+        episodes: scripted slowdowns.
+        seed: of noise and episodes.
+    """
+    profiles = [load_profile(device, workload) for device in devices]
+    problem = Problem(
+        workers=tuple(
+            WorkerSpec(rank=rank, device=device, max_local_batch_size=profile.max_local_batch_size)
+            for rank, (device, profile) in enumerate(zip(devices, profiles, strict=True))
+        ),
+        global_batch_size=global_batch_size,
+        max_global_batch_size=8 * global_batch_size,
+        dataset_size=steps_per_epoch * global_batch_size,
+    )
+    timelines = tuple(
+        WorkerTimeline(profile=profile, rank=rank, seed=seed, noise=noise or NoiseModel.dedicated(), episodes=episodes)
+        for rank, profile in enumerate(profiles)
+    )
+    return Scenario(problem=problem, timelines=timelines)
