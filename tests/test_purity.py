@@ -22,8 +22,9 @@ PACKAGE = Path(rex_ray.__file__).parent
 PURE = ("core", "scenario", "policies", "control", "sim")
 HEAVY = ("torch", "ray", "pandas", "ax")
 
-# Only the controller may make a generator: event k gets the generator of (seed, k).
-GENERATOR_MAKERS = {"control"}
+# Who may make a generator, from a seed given as data: the controller one per event, scenario and sim their noise.
+GENERATOR_MAKERS = {"control", "scenario", "sim"}
+SEEDED = {"default_rng", "SeedSequence", "Philox", "PCG64"}
 EMULATION = "rex_ray.worker.emulation"
 # Who may know of the emulation: itself, and the demo that runs on an emulated cluster.
 MAY_EMULATE = (PACKAGE / "worker" / "emulation.py", PACKAGE / "demo")
@@ -69,6 +70,20 @@ def numpy_random_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, a.name) for a in node.names if a.name not in GENERATOR_TYPES)
 
 
+def unseeded_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield uses of ``numpy.random`` that are not a seeded generator's construction."""
+    seeded = {
+        node.func
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.args
+        and node.func.attr in SEEDED
+    }
+    at = {(node.lineno, node.attr) for node in seeded}
+    yield from (use for use in numpy_random_uses(tree) if use not in at)
+
+
 def loaded_after_importing(modules: list[str]) -> set[str]:
     """Return the top-level packages that a fresh process holds after importing ``modules``."""
     program = "import importlib, json, sys\n"
@@ -111,11 +126,12 @@ def test_no_pure_layer_reads_a_clock_or_draws_by_itself() -> None:
     assert found == []
 
 
-def test_only_the_controller_makes_generators() -> None:
+def test_core_and_policies_make_no_generators_and_nobody_one_without_a_seed() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}:{line} numpy.random.{name}"
-        for path, tree in sources(*(PACKAGE / package for package in PURE if package not in GENERATOR_MAKERS))
-        for line, name in numpy_random_uses(tree)
+        for package in PURE
+        for path, tree in sources(PACKAGE / package)
+        for line, name in (unseeded_uses(tree) if package in GENERATOR_MAKERS else numpy_random_uses(tree))
     ]
     assert found == []
 
@@ -130,6 +146,11 @@ def test_only_the_controller_makes_generators() -> None:
 )
 def test_the_search_for_generators_finds_them(source: str, expected: list[str]) -> None:
     assert [name for _, name in numpy_random_uses(ast.parse(source))] == expected
+
+
+def test_a_generator_without_a_seed_is_found() -> None:
+    source = "a = np.random.default_rng(seed)\nb = np.random.default_rng()\nc = np.random.normal(3)"
+    assert [name for _, name in unseeded_uses(ast.parse(source))] == ["default_rng", "normal"]
 
 
 def emulation_importers(*roots: Path) -> list[str]:
