@@ -9,9 +9,8 @@ from typing import Any
 
 from ray.train import Result, RunConfig, ScalingConfig
 
-from rex_ray.config import RexConfig
+from rex_ray import RexConfig, RexTrainer
 from rex_ray.policies.registry import policy_names
-from rex_ray.train import RexTrainer
 
 __all__ = ["add_common_arguments", "launch"]
 

@@ -9,13 +9,14 @@ once to the machine that starts the run, which is enough when all workers run th
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from rex_ray import get_session
 from rex_ray.core.errors import ConfigError
@@ -107,7 +108,7 @@ def download() -> Path:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: DataLoader[Any]) -> tuple[int, int]:
+def evaluate(model: nn.Module, loader: Iterable[Any]) -> tuple[int, int]:
     """Count correct predictions and rows of this rank's part of the test set."""
     model.eval()
     correct = count = 0
