@@ -79,6 +79,7 @@ class Gradients:
             if weight is None:
                 raise ConfigError("weight_by='tokens' needs session.backward(loss, weight=num_tokens)")
             step.call_tokens = float(weight)
+            step.tokens_seen += step.call_tokens
         self._note_loss(step, loss)
         scaler = self._tracker.scaler
         (loss if scaler is None else scaler.scale(loss)).backward()

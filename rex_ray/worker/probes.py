@@ -43,7 +43,7 @@ class DeferredScalar:
 
     def ready(self) -> bool:
         """Whether the value can be read without waiting."""
-        return self._event is None or self._event.query()
+        return self._event is None or bool(self._event.query())
 
     def read(self) -> float:
         """Return the value; call it only when ready."""
@@ -55,7 +55,8 @@ def squared_norm(values: torch.Tensor) -> torch.Tensor:
     flat = values.reshape(-1)
     if flat.dtype in (torch.float32, torch.float64):
         return torch.dot(flat, flat)
-    return torch.linalg.vector_norm(flat, dtype=torch.float32).square()
+    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
+    return norm.square()
 
 
 def total_squared_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:

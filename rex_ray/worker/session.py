@@ -313,7 +313,8 @@ class Session:
             optimizer.step()
 
         Each micro-batch is weighted by its rows and only the last one reduces, so don't divide the loss. Ranks may
-        use different numbers. Let the loop run to its end.
+        use different numbers. Let the loop run to its end. A penalty on the weights has no rows to be weighted by:
+        add it to one micro-batch only.
 
         Args:
             batch: what the loader handed out, rows first in every tensor.

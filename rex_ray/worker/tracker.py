@@ -6,6 +6,7 @@ place where they meet; it holds the position in the data and turns each step int
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -70,6 +71,7 @@ class StepInHand:
         rows_seen: rows of the micro-batches whose backward pass ended.
         tokens: this rank's token count, once given; None when samples are counted.
         total_tokens: its sum over ranks.
+        tokens_seen: tokens of the losses that were differentiated.
         call_tokens: tokens of the loss that is being differentiated.
         backward_seen: a gradient has flowed through the model.
         num_reductions: reductions that ended.
@@ -90,6 +92,7 @@ class StepInHand:
     rows_seen: int = 0
     tokens: float | None = None
     total_tokens: float = 0.0
+    tokens_seen: float = 0.0
     call_tokens: float | None = None
     backward_seen: bool = False
     num_reductions: int = 0
@@ -269,7 +272,14 @@ class StepTracker:
             RexError: the user's micro-batches do not add up to the batch.
         """
         step = self.in_hand
-        if step is not None and step.own_chunks and step.rows_seen != step.num_rows:
+        if step is None or not step.num_reductions:
+            return
+        if step.tokens is not None and not math.isclose(step.tokens_seen, step.tokens):
+            raise RexError(
+                f"step {step.plan.step}: {step.tokens:g} tokens were announced for the batch, and the losses given to "
+                f"session.backward held {step.tokens_seen:g}"
+            )
+        if step.tokens is None and step.own_chunks and step.rows_seen != step.num_rows:
             raise RexError(
                 f"step {step.plan.step}: the micro-batches of session.accumulate() held {step.rows_seen} rows by the "
                 f"first dimension of the model's input, the loader's batch {step.num_rows}; each row must pass "
