@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rex_ray.core.errors import RexError
+from rex_ray.core.errors import ConfigError, RexError
 
 __all__ = ["app", "main"]
 
@@ -37,6 +37,44 @@ RunArgument = Annotated[
         metavar="RUN", help="A run's storage folder, or the rex_ray or journal folder inside it.", show_default=False
     ),
 ]
+
+
+@app.command()
+def demo(  # noqa: PLR0913  (options of a command, each named by the user)
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", "-p", help="Policy to run; repeat for several.", show_default="bsp, dlb and rex"),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for summary.json and the runs.")] = Path(
+        "rex-ray-demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    workers: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND=COUNT", help="Workers of a kind of device; repeat.", show_default="T4=2 and V100=2"),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs per run.", show_default="enough for the target accuracy")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few epochs: the way it works, not the target.")] = False,
+) -> None:
+    """Train on an emulated mixed cluster, once per policy, and print what was gained."""
+    counts = _worker_counts(workers or [])
+    from rex_ray.demo.comparison import DEFAULT_POLICIES, run_demo  # noqa: PLC0415
+
+    run_demo(
+        tuple(policy or DEFAULT_POLICIES), output, seed=seed, workers=counts or None, num_epochs=epochs, quick=quick
+    )
+
+
+def _worker_counts(entries: list[str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for entry in entries:
+        kind, _, count = entry.partition("=")
+        if not (kind and count.isdecimal() and int(count) > 0):
+            raise ConfigError(f"--workers {entry!r} is not KIND=COUNT; write for example --workers T4=2")
+        counts[kind] = counts.get(kind, 0) + int(count)
+    return counts
 
 
 @app.command()

@@ -29,6 +29,13 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str
     assert "Usage:" in out
 
 
+@pytest.mark.parametrize("entry", ["T4", "T4=", "=2", "T4=two", "T4=0"])
+def test_workers_are_kinds_and_counts(capsys: pytest.CaptureFixture[str], entry: str) -> None:
+    code, _, err = run_cli(capsys, "demo", "--workers", entry)
+    assert code == 2
+    assert f"--workers {entry!r} is not KIND=COUNT" in err
+
+
 def test_help_loads_nothing_heavy() -> None:
     program = (
         "import sys\n"
