@@ -40,7 +40,7 @@ RunArgument = Annotated[
 
 
 @app.command()
-def demo(  # noqa: PLR0913  (options of a command, each named by the user)
+def demo(
     policy: Annotated[
         list[str] | None,
         typer.Option("--policy", "-p", help="Policy to run; repeat for several.", show_default="bsp, dlb and rex"),
