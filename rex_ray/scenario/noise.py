@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.signal import lfilter
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import FloatArray, read_only
@@ -75,7 +74,8 @@ def _block_factors(noise: NoiseModel, seed: int, rank: int, block: int) -> Float
     """Return the factors of one block of steps, shape ``[_BLOCK]``."""
     before, now = _generator(seed, rank, block - 1), _generator(seed, rank, block)
     innovations = np.concatenate([before.standard_normal(_BLOCK), now.standard_normal(_BLOCK)])
-    wander = lfilter([np.sqrt(1 - noise.rho**2)], [1.0, -noise.rho], innovations)[_BLOCK:]
+    response = np.sqrt(1 - noise.rho**2) * noise.rho ** np.arange(_BLOCK)
+    wander = np.convolve(innovations, response)[_BLOCK : 2 * _BLOCK]
     spikes = now.random(_BLOCK) < noise.spike_probability
     # Clipped at 3 sd below: a Gaussian tail must not become a step that takes no time.
     factors = (1 + noise.sd * np.maximum(wander, -3.0)) * np.where(spikes, noise.spike_factor, 1.0)

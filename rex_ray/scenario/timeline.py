@@ -26,7 +26,7 @@ class WorkerTimeline:
         rank: its rank, which picks its noise and its episodes.
         seed: the scenario's seed.
         noise: step-to-step noise.
-        episodes: slowdowns of the whole cluster's script; other ranks' are ignored.
+        episodes: slowdowns of the whole cluster's script; those of other ranks are left out.
         speed_factor: lasting difference from its kind, e.g. 1.1 for a device that is always 10 % slower.
         time_scale: unit of the emulated world in real seconds, e.g. 0.1 plays it ten times as fast.
     """
@@ -38,6 +38,10 @@ class WorkerTimeline:
     episodes: tuple[Episode, ...] = ()
     speed_factor: float = 1.0
     time_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        mine = tuple(episode for episode in self.episodes if episode.rank in (None, self.rank))
+        object.__setattr__(self, "episodes", mine)
 
     def own_time_s(self, step: int, num_rows: int) -> float:
         """Return the own time of optimizer step ``step`` with ``num_rows`` rows; none take no time."""

@@ -181,3 +181,26 @@ def test_a_book_is_plain_data_and_survives_being_written_as_json():
 def test_a_factor_that_is_no_factor_is_refused():
     with pytest.raises(ValueError, match="positive and finite"):
         StepTimeBook.empty(("T4",)).rescale(0, 0.0)
+
+
+@pytest.mark.parametrize("noise", [DEDICATED, SHARED])
+def test_d8_one_of_two_equal_workers_three_times_slower_is_balanced_within_three_plans(noise):
+    workers = cluster(noise, 2, devices=("T4", "T4"), factors=(1, 3))
+    optimum = exact_split([w.profile.curve.scaled(w.speed_factor) for w in workers], 128).step_time_s
+    _, history = balance(workers, 128, plans=3)
+    assert true_step_s(workers, history[-1]) < 1.1 * optimum
+
+
+def test_a_lasting_slowdown_is_followed_even_when_nobody_announces_it():
+    """No trigger, no rescale: the newest samples of the size now in use carry the scale with them."""
+    workers = cluster(DEDICATED, 1)
+    book, history = balance(workers, 256, plans=6)
+    sizes, slow = history[-1], [2.0, 1.0, 1.0, 1.0]
+    for step in range(100, 220):
+        own_s = [w.own_time_s(step, b) * k for w, b, k in zip(workers, sizes, slow, strict=True)]
+        book = book.observe(sizes, own_s)
+        if step % 10 == 9:
+            curves = book.curves()
+            sizes = list(exact_split(curves, 256, upper=[c.max_trusted_rows for c in curves]).local_batch_sizes)
+    optimum = exact_split([w.profile.curve.scaled(k) for w, k in zip(workers, slow, strict=True)], 256).step_time_s
+    assert max(w.quiet_time_s(b) * k for w, b, k in zip(workers, sizes, slow, strict=True)) < 1.05 * optimum
