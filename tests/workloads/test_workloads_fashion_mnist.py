@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from rex_ray.core.errors import ConfigError
-from workloads.fashion_mnist import FashionMNIST, SmallCNN, evaluate, load_split
+from rex_ray.worker.link import MetricRecord, NullLink, Record
+from rex_ray.worker.options import WorkerOptions
+from rex_ray.worker.session import open_session
+from workloads.fashion_mnist import FashionMNIST, SmallCNN, evaluate, load_split, train_loop
 
 
 def write_split(folder: Path, prefix: str, images: np.ndarray, labels: np.ndarray, *, compressed: bool = False) -> None:
@@ -54,3 +59,37 @@ def test_evaluation_counts_every_row_once_and_leaves_the_model_training() -> Non
         model.classifier[-1].bias.copy_(torch.eye(10)[3])
     assert evaluate(model, DataLoader(rows, batch_size=2)) == (1, 5)  # it always says 3, and one label is
     assert model.training
+
+
+class MetricLink(NullLink):
+    """Nobody decides; what was reported is kept."""
+
+    def __init__(self) -> None:
+        self.metrics: list[Mapping[str, float]] = []
+
+    def send(self, records: Sequence[Record]) -> None:
+        self.metrics.extend(record.metrics for record in records if isinstance(record, MetricRecord))
+
+
+class NoStorage:
+    def report(self, metrics: Mapping[str, Any], state: Mapping[str, Any] | None) -> None: ...
+
+    def restore(self) -> Mapping[str, Any] | None:
+        return None
+
+
+def test_the_loop_learns_on_one_worker_without_ray(tmp_path: Path) -> None:
+    """Two kinds of image, one bright above and one bright below, are told apart after a few epochs."""
+    for prefix, rows in (("train", 96), ("t10k", 31)):
+        labels = np.arange(rows) % 2
+        images = np.zeros((rows, 28, 28))
+        images[labels == 0, :14] = 200
+        images[labels == 1, 14:] = 200
+        write_split(tmp_path, prefix, images, labels)
+    link = MetricLink()
+    config = {"data_dir": str(tmp_path), "num_epochs": 3, "learning_rate": 0.05, "loader_processes": 0, "seed": 0}
+    options = WorkerOptions(global_batch_size=16)
+    with open_session(options=options, device="CPU", node="here", link=link, reporter=NoStorage()):
+        train_loop(config)
+    assert len(link.metrics) == 3
+    assert link.metrics[-1]["accuracy"] == 1.0
