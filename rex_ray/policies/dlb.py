@@ -5,8 +5,8 @@ Ye et al. 2022, *DLB: A dynamic load balance strategy for distributed training o
 epoch's are ``p_i' = (p_i / t_i) / sum_j (p_j / t_j)``, which would equalise the times if they were proportional to the
 rows.
 
-What the paper leaves open, and what is done here: which steps make an epoch's ``t_i`` (all clean ones, weighted by
-rows, so ``p_i / t_i`` is rows per second even when shares changed within the epoch); how ``p_i' B`` becomes whole rows
+What the paper leaves open, and what is done here: which steps make an epoch's ``t_i`` (the clean ones under the shares
+that it ended with, since a change arrives some steps late); how ``p_i' B`` becomes whole rows
 (largest remainder, so none is lost); a rank that had no rows (it counts as fast as the median of the others); a
 restart (the shares resumed from, else equal ones; rates are not carried over).
 """
@@ -32,7 +32,7 @@ __all__ = ["EpochSplit", "EpochSplitState", "dlb"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EpochSplitState:
-    """Sums over the clean steps of the present epoch, and what the last one taught.
+    """Sums over the clean steps of the present epoch under the present shares, and what the last one taught.
 
     Attributes:
         problem: the group and its limits.
@@ -121,9 +121,10 @@ class EpochSplit:
         return replace(rescaled, planned=self._planned(rescaled))
 
     def applied(self, state: EpochSplitState, applied: AllocationApplied) -> EpochSplitState:
-        """Take note of what the group now runs; a plan for another global batch is void."""
+        """Begin the sums anew under what the group now runs; a plan for another global batch is void."""
         sizes = applied.allocation.local_batch_sizes
-        known = replace(state, sizes=sizes)
+        zeros = read_only([0] * len(sizes), np.int64)
+        known = replace(state, sizes=sizes, rows=zeros, own_us=zeros)
         stale = state.planned is not None and sum(state.planned.local_batch_sizes) != sum(sizes)
         return replace(known, planned=self._planned(known)) if stale else known
 

@@ -1,0 +1,216 @@
+"""What holds for every policy, wrapped or not, whatever it is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_worlds import RNG, group, live, observed, shares_run
+
+from rex_ray.control.vocabulary import CODEC
+from rex_ray.core.apportion import rows_per_rank
+from rex_ray.core.observations import AllocationApplied, Observation, SearchResult, StepObserved, TelemetryGap
+from rex_ray.core.types import Allocation, Problem, StepFlag
+from rex_ray.policies.base import ChangeGlobalBatch, Policy, Proposal, Reallocate
+from rex_ray.policies.registry import make_policy, policy_names
+
+POLICIES = [
+    (name, options)
+    for name in policy_names()
+    for options in (
+        {},
+        {"cooldown_steps": 15},
+        {"hysteresis_gain": 0.1},
+        {"cooldown_steps": 5, "hysteresis_gain": 0.02},
+    )
+]
+every_policy = pytest.mark.parametrize(("name", "options"), POLICIES, ids=[f"{n}-{o}" for n, o in POLICIES])
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    devices = draw(st.lists(st.sampled_from(["T4", "V100"]), min_size=1, max_size=5))
+    rows = draw(st.integers(1, 300))
+    least = draw(st.integers(1, 4))
+    spare = draw(st.none() | st.integers(0, 40))
+    most = None if spare is None else max(least, -(-rows // len(devices)) + spare)
+    return group(devices, rows, lower=least, upper=most)
+
+
+own_times = st.sampled_from([0.0, 1.0, 40_000.0, 50_000.0, 55_000.0, 300_000.0, 1e12])
+step_specs = st.lists(
+    st.tuples(
+        st.sampled_from(["clean", "clean", "clean", "warm", "partial", "gap", "result"]),
+        st.lists(own_times, min_size=5, max_size=5),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=45,
+)
+
+
+def stream(policy: Policy[Any], problem: Problem, specs: list[Any]) -> Iterator[tuple[Any, Observation, Any, Any]]:
+    """Show a policy a drawn stream; yield (state before, observation, decision, state after)."""
+    proposal, state = policy.init(problem)
+    sizes, version, epoch = proposal.local_batch_sizes, 1, 0
+
+    def show(observation: Observation) -> tuple[Any, Observation, Any, Any]:
+        nonlocal state
+        before = state
+        decision, state = policy.decide(before, observation, RNG)
+        return before, observation, decision, state
+
+    yield show(AllocationApplied(allocation=Allocation(version=1, local_batch_sizes=sizes), step=0))
+    for step, (kind, times, apply) in enumerate(specs):
+        if kind == "gap":
+            yield show(TelemetryGap(generation="g", last_step=step - 1, waited_us=10_000_000))
+            continue
+        if kind == "result":
+            yield show(SearchResult(search_id="s", local_batch_sizes=sizes, objective=0.1, reason="done"))
+            continue
+        partial = kind == "partial"
+        rows = rows_per_rank(max(1, sum(sizes) // 3), sizes) if partial else sizes
+        flags = {"warm": StepFlag.WARM_UP, "partial": StepFlag.PARTIAL}.get(kind, StepFlag.NONE)
+        shown = show(observed(step, rows, times[: len(sizes)], version=version, epoch=epoch, flags=flags))
+        yield shown
+        epoch += partial
+        if apply and isinstance(shown[2], Reallocate | ChangeGlobalBatch):
+            version, sizes = version + 1, shown[2].proposal.local_batch_sizes
+            yield show(
+                AllocationApplied(allocation=Allocation(version=version, local_batch_sizes=sizes), step=step + 1)
+            )
+
+
+def frozen(state: Any) -> str:
+    return json.dumps(CODEC.encode(state))
+
+
+def assert_fits(proposal: Proposal, problem: Problem, rows: int) -> None:
+    sizes = proposal.local_batch_sizes
+    assert len(sizes) == problem.num_workers
+    assert sum(sizes) == rows
+    can_all_have_the_least = sum(w.min_local_batch_size for w in problem.workers) <= rows
+    for size, worker in zip(sizes, problem.workers, strict=True):
+        assert size >= (worker.min_local_batch_size if can_all_have_the_least else 0)
+        assert worker.max_local_batch_size is None or size <= worker.max_local_batch_size
+
+
+@every_policy
+@settings(max_examples=20)
+@given(problem=problems(), specs=step_specs)
+def test_proposals_sum_exactly_keep_the_bounds_and_have_a_reason(name, options, problem, specs):
+    policy = make_policy(name, options)
+    assert_fits(policy.init(problem)[0], problem, problem.global_batch_size)
+    for _, _, decision, _ in stream(policy, problem, specs):
+        assert decision.reason
+        if isinstance(decision, Reallocate):
+            assert_fits(decision.proposal, problem, problem.global_batch_size)
+            assert decision.predicted_gain is None or np.isfinite(decision.predicted_gain)
+
+
+@every_policy
+@settings(max_examples=20)
+@given(problem=problems(), specs=step_specs)
+def test_decide_is_pure(name, options, problem, specs):
+    policy = make_policy(name, options)
+    for before, observation, decision, after in stream(policy, problem, specs):
+        again = policy.decide(before, observation, RNG)
+        assert (again[0], frozen(again[1])) == (decision, frozen(after))
+
+
+@every_policy
+@settings(max_examples=20)
+@given(problem=problems(), specs=step_specs)
+def test_states_survive_the_journal_and_hold_nothing_that_is_not_finite(name, options, problem, specs):
+    policy = make_policy(name, options)
+    for before, observation, decision, after in stream(policy, problem, specs):
+        written = frozen(before)
+        assert '"float"' not in written  # how the codec writes nan and inf
+        revived = CODEC.decode(json.loads(written))
+        assert (revived is None) == (before is None)
+        again = policy.decide(revived, observation, RNG)
+        assert (again[0], frozen(again[1])) == (decision, frozen(after))
+        assert_finite(after)
+
+
+def assert_finite(value: Any) -> None:
+    if isinstance(value, np.ndarray):
+        assert np.isfinite(value).all()
+        return
+    for name in getattr(value, "__dataclass_fields__", ()):
+        assert_finite(getattr(value, name))
+
+
+def speeds(step: int, sizes: tuple[int, ...]) -> list[float]:
+    """A quiet world: two slow workers, two fast ones with a dearer start."""
+    return [20_000 + 4_500 * rows if rank < 2 else 60_000 + 1_200 * rows for rank, rows in enumerate(sizes)]
+
+
+@every_policy
+@pytest.mark.parametrize("delay", [3, 12])
+def test_a_veto_only_delays(name, options, delay):
+    """A proposal that is held back for a while leads to the same shares in the same order as one applied at once."""
+    policy = make_policy(name, options)
+    problem = group(["T4", "T4", "V100", "V100"], 256)
+    prompt = live(policy, problem, speeds, num_steps=400, lag_steps=1)
+    late = live(policy, problem, speeds, num_steps=400, lag_steps=delay)
+    assert [sizes for _, sizes in shares_run(late)] == [sizes for _, sizes in shares_run(prompt)]
+    if name != "bsp":
+        assert len(shares_run(prompt)) > 1, "a law about vetoes says nothing of a policy that proposes nothing"
+
+
+@every_policy
+def test_what_is_never_applied_is_proposed_again(name, options):
+    """State presumes nothing: without an AllocationApplied the policy goes on asking for the same."""
+    policy = make_policy(name, options)
+    problem = group(["T4", "T4", "V100", "V100"], 256)
+    history = live(policy, problem, speeds, num_steps=140, lag_steps=10_000)
+    asked = [judged.proposal for judged in history if judged.proposal is not None]
+    if name != "bsp":
+        assert len(asked) > 30
+        assert history[-1].proposal is not None
+        for proposal in asked:
+            assert np.abs(np.subtract(proposal.local_batch_sizes, asked[-1].local_batch_sizes)).max() <= 1
+
+
+@every_policy
+@settings(max_examples=20)
+@given(before=problems(), after=problems(), specs=step_specs)
+def test_a_prior_carries_over_to_another_world_size(name, options, before, after, specs):
+    policy = make_policy(name, options)
+    *_, (_, _, _, prior) = stream(policy, before, specs)
+    proposal, state = policy.init(after, prior)
+    assert_fits(proposal, after, after.global_batch_size)
+    applied = AllocationApplied(allocation=Allocation(version=9, local_batch_sizes=proposal.local_batch_sizes), step=0)
+    policy.decide(state, applied, RNG)
+
+
+@every_policy
+@settings(max_examples=20)
+@given(problem=problems(), rows=st.integers(1, 300), lr_factor=st.floats(0.5, 4.0))
+def test_a_resumed_allocation_keeps_its_global_batch_and_learning_rate(name, options, problem, rows, lr_factor):
+    policy = make_policy(name, options)
+    n = problem.num_workers
+    sizes = tuple(rows // n + (rank < rows % n) for rank in range(n))
+    if any(w.max_local_batch_size is not None and w.max_local_batch_size < max(sizes) for w in problem.workers):
+        return
+    proposal, _ = policy.init(problem, None, Allocation(version=7, local_batch_sizes=sizes, lr_factor=lr_factor))
+    assert_fits(proposal, problem, rows)
+    assert proposal.lr_factor == lr_factor
+
+
+@every_policy
+def test_a3_fewer_rows_than_workers_leaves_ranks_without_rows_and_no_trace_in_the_times(name, options):
+    policy = make_policy(name, options)
+    problem = group(["T4"] * 3, 2)
+    history = live(policy, problem, lambda step, sizes: [1000.0 * rows for rows in sizes], num_steps=150)
+    for _, sizes in shares_run(history):
+        assert sum(sizes) == 2
+        assert min(sizes) >= 0
+    assert_finite(history[-1].state)
+    assert all(isinstance(judged.observation, StepObserved | AllocationApplied) for judged in history)
