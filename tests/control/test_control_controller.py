@@ -1,0 +1,457 @@
+"""The controller's six invariants, each by name, and all of them against any sequence of events."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+
+import pytest
+from control_worlds import Restless, allocations_in, problem_of, started, step_of
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rex_ray.control.commands import ApplyAllocation, Command
+from rex_ray.control.controller import TRANSITIONS, Controller
+from rex_ray.control.events import (
+    Event,
+    GroupStarted,
+    MetricReported,
+    RunEnded,
+    SearchFailed,
+    SearchFinished,
+    StepObserved,
+    TelemetryGap,
+    Ticked,
+    TrialProposed,
+    WorkerLost,
+)
+from rex_ray.control.notes import Applied, Decided, Deferred, Dropped, Measured, Refused, Withdrawn
+from rex_ray.control.phases import Ended, Phase, Running, Starting, Switching, Waiting
+from rex_ray.control.vocabulary import CODEC
+from rex_ray.core.errors import IllegalEventError, InfeasibleError
+from rex_ray.core.types import Allocation, StepFlag
+from rex_ray.policies.base import ChangeGlobalBatch, Keep, Proposal, Reallocate, RequestWorldSize, Search
+from rex_ray.policies.registry import make_policy
+
+SECOND = 1_000_000
+
+
+class Scripted:
+    """Returns prepared decisions, one per observed step; then keeps."""
+
+    name = "scripted"
+
+    def __init__(self, *script, first=(16, 16)):
+        self.script, self.first = script, first
+
+    def init(self, problem, prior=None, current=None):
+        return Proposal(local_batch_sizes=self.first), 0
+
+    def decide(self, state, observation, rng):
+        if not isinstance(observation, StepObserved):
+            return Keep(reason=f"saw {type(observation).__name__}"), state
+        decision = self.script[state] if state < len(self.script) else Keep(reason="script over")
+        return decision, state + 1
+
+
+def move(*sizes: int, gain: float | None = None) -> Reallocate:
+    return Reallocate(proposal=Proposal(local_batch_sizes=sizes), reason=f"to {sizes}", predicted_gain=gain)
+
+
+def running(policy, mode="auto") -> Controller:
+    controller = Controller(policy, mode=mode)
+    controller.handle(started())
+    return controller
+
+
+def snapshot(controller: Controller) -> str:
+    return json.dumps(CODEC.encode(controller.state))
+
+
+# --- the six invariants, one by one -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stale", "reason"),
+    [
+        (step_of(1, 1, generation="older"), "StepObserved of another group"),
+        (step_of(1, 0), "StepObserved of an unknown version"),
+        (step_of(1, 2), "StepObserved of an unknown version"),
+    ],
+)
+def test_invariant_1_stale_evidence_is_dropped_and_counted(stale, reason):
+    controller = running(Scripted(Keep(reason="first"), move(20, 12)))
+    controller.handle(step_of(0, 1))
+    assert controller.handle(stale) == ()
+    assert controller.state.policy_state == 1, "the policy never saw it"
+    assert controller.state.dropped == {reason: 1}
+    assert Dropped(step=0, reason=reason, count=1) in controller.take_notes()
+
+
+def test_invariant_2_one_switch_at_a_time_later_wishes_are_noted_as_deferred():
+    controller = running(Scripted(move(20, 12), move(24, 8), move(24, 8), move(20, 12)))
+    (first,) = allocations_in(controller.handle(step_of(0, 1)))
+    assert (first.version, first.local_batch_sizes) == (2, (20, 12))
+    controller.take_notes()
+    for step in (1, 2, 3):
+        assert controller.handle(step_of(step, 1)) == ()
+    deferred = [note for note in controller.take_notes() if isinstance(note, Deferred)]
+    assert [note.proposal.local_batch_sizes for note in deferred] == [(24, 8)], "said once, and never of its own wish"
+
+
+def test_invariant_2_an_unapplied_allocation_is_republished_and_then_withdrawn():
+    controller = running(Scripted(Keep(reason="first"), move(20, 12)))
+    controller.handle(step_of(0, 1))
+    controller.handle(Ticked(now_us=100 * SECOND))
+    (late,) = allocations_in(controller.handle(step_of(1, 1)))
+    published = [allocations_in(controller.handle(Ticked(now_us=(100 + s) * SECOND))) for s in range(1, 31)]
+    assert [bool(commands) for commands in published[:6]] == [False, True] * 3
+    assert all(allocation == late for commands in published[:29] for allocation in commands)
+    ((old,),) = published[29:]
+    assert (old.version, old.local_batch_sizes) == (late.version + 1, (16, 16))
+    (withdrawn,) = [note for note in controller.take_notes() if isinstance(note, Withdrawn)]
+    assert (withdrawn.version, withdrawn.by_version, withdrawn.waited_us) == (2, 3, 30 * SECOND)
+    # A withdrawal is published again for ever, but never withdrawn in its turn.
+    later = [allocations_in(controller.handle(Ticked(now_us=(130 + s) * SECOND))) for s in range(1, 100)]
+    assert {allocation.version for commands in later for allocation in commands} == {3}
+
+
+def test_invariant_2_where_steps_are_long_a_switch_is_given_the_time_of_32_steps():
+    controller = running(Scripted(Keep(reason="first"), move(20, 12)))
+    controller.handle(step_of(0, 1, own_us=(2 * SECOND, 2 * SECOND)))
+    controller.handle(step_of(1, 1, own_us=(2 * SECOND, 2 * SECOND)))
+    controller.handle(Ticked(now_us=63 * SECOND))
+    assert not any(isinstance(note, Withdrawn) for note in controller.take_notes())
+    controller.handle(Ticked(now_us=64 * SECOND))
+    assert any(isinstance(note, Withdrawn) for note in controller.take_notes())
+
+
+def test_invariant_2_a_withdrawn_allocation_that_arrives_late_is_known_for_what_it_is():
+    controller = running(Scripted(move(20, 12)))
+    controller.handle(step_of(0, 1))
+    controller.handle(Ticked(now_us=31 * SECOND))
+    controller.handle(step_of(1, 2))
+    assert isinstance(controller.phase, Switching)
+    assert controller.phase.allocation.local_batch_sizes == (20, 12)
+    controller.handle(step_of(2, 3))
+    assert isinstance(controller.phase, Running)
+    assert controller.phase.allocation == Allocation(version=3, local_batch_sizes=(16, 16))
+
+
+def test_invariant_3_applied_means_the_first_complete_step_under_the_new_version():
+    controller = running(Scripted(move(20, 12)))
+    controller.handle(step_of(0, 1))
+    for step in range(1, 8):
+        controller.handle(step_of(step, 1))
+        assert isinstance(controller.phase, Switching)
+    controller.take_notes()
+    controller.handle(step_of(8, 2))
+    assert isinstance(controller.phase, Running)
+    assert controller.take_notes() == (Applied(step=8, version=2, local_batch_sizes=(20, 12), lag_steps=8),)
+
+
+def test_invariant_4_versions_rise_over_groups_resumes_and_restores():
+    controller = running(Restless())
+    versions = [controller.phase.pending.allocation.version]
+    versions += [a.version for a in allocations_in(controller.handle(step_of(0, 1)))]
+    restored = Controller(Restless())
+    restored.restore(CODEC.decode(json.loads(snapshot(controller))))
+    versions += [a.version for a in allocations_in(restored.handle(started("next", step=1)))]
+    resumed = Allocation(version=40, local_batch_sizes=(8, 24))
+    versions += [a.version for a in allocations_in(restored.handle(started("third", step=1, allocation=resumed)))]
+    assert versions == [1, 2, 3, 41]
+
+
+def test_invariant_5_a_policys_nonsense_costs_a_note_and_nothing_else():
+    nonsense = [
+        move(20, 13),
+        move(33, -1),
+        move(16, 8, 8),
+        ChangeGlobalBatch(proposal=Proposal(local_batch_sizes=(500, 500)), reason="far too much"),
+    ]
+    controller = running(Scripted(*nonsense, move(20, 12)))
+    for step in range(len(nonsense)):
+        assert controller.handle(step_of(step, 1)) == ()
+        assert [type(note) for note in controller.take_notes()][-1] is Refused
+    assert allocations_in(controller.handle(step_of(9, 1)))[0].local_batch_sizes == (20, 12)
+
+
+def test_invariant_6_the_policy_learns_of_an_application_from_the_groups_steps_alone():
+    controller = running(Restless())
+    assert controller.state.policy_state == (), "the first allocation is no more than published yet"
+    controller.handle(step_of(0, 1, rows=(31, 1)))
+    assert controller.state.policy_state == (31, 1)
+    pending = controller.phase.pending.allocation
+    controller.handle(Ticked(now_us=3 * SECOND))
+    assert controller.state.policy_state == (31, 1)
+    controller.handle(step_of(1, pending.version))
+    assert controller.state.policy_state == pending.local_batch_sizes
+
+
+# --- modes, groups, searches, illegal events --------------------------------------------------------------------------
+
+
+def test_advise_decides_and_notes_but_publishes_only_the_first_allocation():
+    controller = running(Scripted(move(20, 12, gain=0.2), move(20, 12, gain=0.2), move(8, 24)), mode="advise")
+    assert controller.phase.pending.allocation.local_batch_sizes == (16, 16)
+    for step in range(3):
+        assert controller.handle(step_of(step, 1)) == ()
+    advice = [note for note in controller.take_notes() if isinstance(note, Decided) and note.kind == "reallocate"]
+    assert [(note.version, note.proposal.local_batch_sizes) for note in advice] == [(None, (20, 12)), (None, (8, 24))]
+
+
+def test_advise_leaves_resumed_shares_alone_whatever_the_policy_would_begin_with():
+    controller = Controller(Restless(), mode="advise")
+    current = Allocation(version=5, local_batch_sizes=(10, 22), lr_factor=1.5)
+    (first,) = allocations_in(controller.handle(started(allocation=current)))
+    assert first == Allocation(version=6, local_batch_sizes=(10, 22), lr_factor=1.5)
+
+
+def test_off_keeps_equal_shares_and_asks_nobody():
+    controller = running(Restless(), mode="off")
+    commands = [controller.handle(step_of(step, 1)) for step in range(20)]
+    assert controller.state.phase.allocation.local_batch_sizes == (16, 16)
+    assert commands == [()] * 20
+
+
+def test_a_group_that_asks_twice_is_given_the_same_answer():
+    controller = Controller(Restless())
+    assert controller.handle(started()) == controller.handle(started())
+    controller.handle(step_of(0, 1))
+    pending = controller.phase.pending.allocation
+    assert allocations_in(controller.handle(started())) == [pending]
+
+
+def test_a_lost_worker_ends_the_groups_evidence_and_the_next_group_inherits_what_was_learnt():
+    controller = running(make_policy("rex"))
+    for step in range(12):
+        controller.handle(step_of(step, 1, own_us=(90_000, 30_000)))
+    learnt = controller.state.policy_state.split.book
+    controller.handle(WorkerLost(generation="g", rank=1, reason="SIGKILL"))
+    assert isinstance(controller.phase, Waiting)
+    assert controller.handle(step_of(12, 1)) == ()
+    controller.handle(started("h", num_workers=3, step=8))
+    assert controller.state.policy_state.split.book.learnt
+    assert not learnt.learnt
+    controller.handle(WorkerLost(generation="g", rank=0, reason="an echo of the old group"))
+    assert isinstance(controller.phase, Starting)
+
+
+def test_an_impossible_group_is_infeasible_and_changes_nothing():
+    controller = Controller(make_policy("bsp"))
+    before = snapshot(controller)
+    with pytest.raises(InfeasibleError):
+        controller.handle(GroupStarted(generation="g", problem=problem_of(2, 64, most=20)))
+    assert snapshot(controller) == before
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        step_of(5, 1),  # not after the newest
+        step_of(9, 1, rows=(16, 8, 8), own_us=(1, 2, 3)),  # another number of ranks
+        Ticked(now_us=SECOND),  # time runs back
+    ],
+)
+def test_an_illegal_event_raises_changes_nothing_and_tells_the_story(event):
+    controller = running(Scripted())
+    controller.handle(Ticked(now_us=2 * SECOND))
+    controller.handle(step_of(5, 1))
+    before = snapshot(controller)
+    with pytest.raises(IllegalEventError) as caught:
+        controller.handle(event)
+    assert snapshot(controller) == before
+    assert "GroupStarted" in str(caught.value)
+    assert "StepObserved(step=5, version=1" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_nothing_is_legal_after_the_end():
+    controller = running(Scripted())
+    controller.handle(RunEnded(reason="finished"))
+    assert controller.phase == Ended(reason="finished")
+    for event in (step_of(0, 1), Ticked(now_us=1), started("h"), RunEnded(reason="finished")):
+        with pytest.raises(IllegalEventError, match="illegal in phase Ended"):
+            controller.handle(event)
+
+
+def test_the_table_says_what_happens_to_every_event_in_every_phase_but_the_last():
+    assert set(TRANSITIONS) == set(Phase.__args__)
+    for phase, handlers in TRANSITIONS.items():
+        assert set(handlers) == (set() if phase is Ended else set(Event.__args__))
+
+
+def test_a_change_is_measured_against_what_was_before():
+    controller = running(Scripted(*[Keep(reason="-")] * 15, move(20, 12, gain=0.4)))
+    for step in range(16):
+        controller.handle(step_of(step, 1, own_us=(100_000, 40_000)))
+    for step in range(16, 19):
+        controller.handle(step_of(step, 2, own_us=(900_000, 900_000), flags=StepFlag.WARM_UP))
+    for step in range(19, 40):
+        controller.handle(step_of(step, 2, own_us=(50_000, 70_000)))
+    (measured,) = [note for note in controller.take_notes() if isinstance(note, Measured)]
+    assert (measured.before_us, measured.after_us, measured.predicted_gain) == (100_000, 70_000, 0.4)
+    assert measured.gain == pytest.approx(0.3)
+
+
+def test_searches_are_started_answered_once_and_called_off_with_their_group():
+    search = Search(
+        proposal=Proposal(local_batch_sizes=(20, 12)), sizes=(16,), predicted_s=((0.1,), (0.1,)), reason="?"
+    )
+    controller = running(Scripted(search, search))
+    (start,) = controller.handle(step_of(0, 1))
+    assert start.search_id == "g/1/32"
+    assert controller.handle(step_of(1, 1)) == (), "one search is enough"
+    done = SearchFinished(search_id=start.search_id, local_batch_sizes=(20, 12), objective=-2.0)
+    controller.handle(done)
+    assert controller.state.last_reason == "saw SearchResult"
+    controller.handle(done)
+    assert controller.state.dropped == {"result of a stale search": 1}
+
+    other = running(Scripted(search))
+    other.handle(step_of(0, 1))
+    commands = other.handle(started("h"))
+    assert [type(command).__name__ for command in commands] == ["CancelSearch", "ApplyAllocation"]
+
+    third = running(Scripted(search))
+    third.handle(step_of(0, 1))
+    (cancel,) = third.handle(TrialProposed(search_id="g/1/32", trial=0, local_batch_sizes=(8, 24)))
+    assert type(cancel).__name__ == "CancelSearch"
+    third.handle(SearchFailed(search_id="g/1/32", reason="late"))
+    assert third.state.dropped == {"result of a stale search": 1}
+
+
+def test_another_world_size_is_asked_for_and_not_waited_for():
+    controller = running(Scripted(RequestWorldSize(num_workers=4, reason="it pays")))
+    (command,) = controller.handle(step_of(0, 1))
+    assert (command.num_workers, command.reason) == (4, "it pays")
+
+
+# --- all of it at once ------------------------------------------------------------------------------------------------
+
+
+class AnyRun(RuleBasedStateMachine):
+    """Any sequence of events from a group that takes up allocations late, twice, or not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.controller = Controller(Restless(), seed=3)
+        self.events: list[Event] = []
+        self.commands: list[Sequence[Command]] = []
+        self.generation, self.num_workers, self.step, self.now_us = "none", 2, 0, 0
+        self.running_version, self.published = 0, {}
+        self.snapshots: list[tuple[int, str]] = []
+
+    def tell(self, event: Event) -> Sequence[Command]:
+        commands = self.controller.handle(event)
+        self.events.append(event)
+        self.commands.append(commands)
+        for command in commands:
+            if isinstance(command, ApplyAllocation):
+                assert command.generation == self.generation
+                known = self.published.setdefault(command.allocation.version, command.allocation)
+                assert known == command.allocation, "a version never changes its meaning"
+                assert command.allocation.version <= max(self.published)
+        return commands
+
+    @rule(num_workers=st.integers(1, 4))
+    def group_starts(self, num_workers):
+        self.generation, self.num_workers = f"g{len(self.events)}", num_workers
+        first = max(self.published, default=0) + 1
+        self.tell(started(self.generation, num_workers=num_workers, step=self.step))
+        assert max(self.published) == first
+        self.running_version = first
+
+    def run_step(self, version, generation=None):
+        rows = self.published[version].local_batch_sizes if version in self.published else (1,) * self.num_workers
+        rows = rows if len(rows) == self.num_workers else (1,) * self.num_workers
+        self.tell(
+            step_of(
+                self.step,
+                version,
+                generation=generation or self.generation,
+                rows=rows,
+                own_us=[1000 * count + 10 for count in rows],
+            )
+        )
+        self.step += 1
+
+    @rule()
+    def step_under_what_runs(self):
+        self.run_step(self.running_version)
+
+    @rule(data=st.data())
+    def switch_and_step(self, data):
+        later = [version for version in self.published if version >= self.running_version]
+        if later:
+            self.running_version = data.draw(st.sampled_from(later))
+        self.run_step(self.running_version)
+
+    @rule(version=st.integers(0, 3))
+    def step_of_an_odd_version(self, version):
+        self.run_step(version + max(self.published, default=0) * (version > 1))
+
+    @rule()
+    def step_of_another_group(self):
+        self.run_step(self.running_version, generation="another")
+
+    @rule(seconds=st.sampled_from([0, 1, 2, 31, 100]))
+    def time_passes(self, seconds):
+        self.now_us += seconds * SECOND
+        self.tell(Ticked(now_us=self.now_us))
+
+    @rule(stale=st.booleans())
+    def worker_is_lost(self, stale):
+        self.tell(WorkerLost(generation="another" if stale else self.generation, rank=0, reason="drawn"))
+
+    @rule()
+    def telemetry_is_missing(self):
+        self.tell(TelemetryGap(generation=self.generation, last_step=self.step, waited_us=10 * SECOND))
+
+    @rule()
+    def metric_is_reported(self):
+        self.tell(MetricReported(generation=self.generation, epoch=0, step=self.step, elapsed_us=1, metrics={"a": 0.5}))
+
+    @rule()
+    def snapshot_is_taken(self):
+        self.snapshots.append((len(self.events), snapshot(self.controller)))
+
+    @precondition(lambda self: self.step > 0 and isinstance(self.controller.phase, Running | Switching | Starting))
+    @rule()
+    def illegal_step_is_refused(self):
+        before = snapshot(self.controller)
+        if self.controller.state.last_step >= 0:
+            event = step_of(
+                0, 1, generation=self.generation, rows=(1,) * self.num_workers, own_us=(1,) * self.num_workers
+            )
+            with pytest.raises(IllegalEventError):
+                self.controller.handle(event)
+        assert snapshot(self.controller) == before
+
+    @invariant()
+    def at_most_one_allocation_is_under_way(self):
+        phase = self.controller.phase
+        if isinstance(phase, Switching):
+            assert phase.pending.allocation.version == max(self.published)
+            assert phase.allocation.version < phase.pending.allocation.version
+            assert (phase.withdrawn is None) or phase.pending.withdraws
+
+    @invariant()
+    def the_policy_knows_what_runs(self):
+        phase = self.controller.phase
+        if isinstance(phase, Running | Switching):
+            assert self.controller.state.policy_state == phase.allocation.local_batch_sizes
+
+    def teardown(self):
+        """Replay, whole and from every snapshot: the same commands, the same memory."""
+        for first, written in [(0, snapshot(Controller(Restless(), seed=3))), *self.snapshots]:
+            again = Controller(Restless(), seed=3)
+            again.restore(CODEC.decode(json.loads(written)))
+            assert [again.handle(event) for event in self.events[first:]] == self.commands[first:]
+            assert snapshot(again) == snapshot(self.controller)
+
+
+AnyRun.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestAnyRun = AnyRun.TestCase
