@@ -1,0 +1,59 @@
+"""The journal's files: where a run keeps them, and how a driver appends to them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from ray.train import RunConfig
+
+from rex_ray.control.journal import Chunk
+
+__all__ = ["append_chunks", "new_journal_dir", "read_files", "run_directory"]
+
+logger = logging.getLogger("rex_ray")
+
+
+def run_directory(run_config: RunConfig) -> Path:
+    """Return where rex_ray keeps what it knows of a run: ``<storage_path>/<name>/rex_ray``.
+
+    The journal is appended to by the step, which object stores cannot do. So a run whose storage is no local path
+    keeps its journal under ``~/ray_results`` on the driver's machine.
+    """
+    storage = str(run_config.storage_path).removeprefix("file://")
+    is_local = "://" not in storage and run_config.storage_filesystem is None
+    base = Path(storage).expanduser() if is_local else Path.home() / "ray_results"
+    directory = base.absolute() / str(run_config.name) / "rex_ray"
+    if not is_local:
+        logger.info("storage %s cannot be appended to; the journal goes to %s", storage, directory)
+    return directory
+
+
+def new_journal_dir(run_dir: Path) -> Path:
+    """Make the directory of a new journal; one of an earlier ``fit`` of the same run steps aside as ``journal-1``, ...
+
+    A journal ends with its run, so a run that is taken up again under its name begins another one.
+    """
+    journal = run_dir / "journal"
+    if journal.exists():
+        number = 1
+        while (aside := run_dir / f"journal-{number}").exists():
+            number += 1
+        journal.rename(aside)
+    journal.mkdir(parents=True)
+    return journal
+
+
+def append_chunks(directory: Path, chunks: Iterable[Chunk]) -> None:
+    """Append chunks to their files, in order, each handed to the operating system before the next."""
+    for name, data in chunks:
+        with (directory / name).open("ab") as file:
+            file.write(data)
+
+
+def read_files(directory: Path) -> dict[str, bytes]:
+    """Return a journal's files by name; nothing if there is no journal."""
+    if not directory.is_dir():
+        return {}
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}

@@ -1,0 +1,304 @@
+"""A worker's end of the control plane in Ray: records out through the Queue, allocations in by actor calls.
+
+Two threads keep Ray away from the training loop: a *pump* that feeds the Queue and, on rank 0, a *poller* that asks
+the control actor. What the loop itself pays is an append to a deque and a look at a field. If the Queue dies, records
+are dropped and counted; if the actor does, the last allocation stays in force; training goes on in both cases.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.queue import Queue
+
+from rex_ray.core.errors import InfeasibleError, LinkError
+from rex_ray.core.types import Allocation
+from rex_ray.train.wire import encode
+from rex_ray.worker.link import GroupInfo, Record
+
+__all__ = ["POLL_LIMIT_S", "Poller", "Pump", "RayLink", "first_line", "pump_interval_s"]
+
+logger = logging.getLogger("rex_ray")
+
+POLL_LIMIT_S = 10.0
+"""The control actor answers a poll within this time, with news or without."""
+
+_MOST_WAITING = 4096
+_EARLY_RECORDS = 16
+_LEAST_INTERVAL_S = 0.1
+_MOST_IN_FLIGHT = 8
+_FIRST_BACK_OFF_S, _LAST_BACK_OFF_S = 0.5, 8.0
+_SLICE_S = 0.5
+
+
+def pump_interval_s(world_size: int) -> float:
+    """Seconds between two puts of a worker: the Queue and the control actor see at most some 2,000 puts a second."""
+    return max(0.25, 0.0005 * world_size)
+
+
+class Pump:
+    """Moves records to the Queue from a thread of its own, a batch per interval.
+
+    A put is sent and not waited for; how it fared is looked up at the next one.
+
+    Args:
+        queue: the run's queue.
+        rank: whose records these are.
+        interval_s: seconds between two puts; 16 waiting records shorten it, but not below 0.1 s.
+    """
+
+    def __init__(self, queue: Queue, rank: int, interval_s: float) -> None:
+        self._queue = queue
+        self._rank = rank
+        self._interval_s = interval_s
+        self._waiting: deque[Record] = deque()
+        self._in_flight: deque[tuple[Any, int]] = deque()
+        self._num_dropped = 0
+        self._is_broken = False
+        self._retry_at_s = 0.0
+        self._back_off_s = _FIRST_BACK_OFF_S
+        self._early = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rex_ray-pump", daemon=True)
+
+    @property
+    def num_dropped(self) -> int:
+        """Records that never reached the Queue."""
+        return self._num_dropped
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, records: Sequence[Record]) -> None:
+        """Take records; never waits. When too many wait already, the oldest are dropped."""
+        self._waiting.extend(records)
+        while len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft()
+            self._num_dropped += 1
+        if len(self._waiting) >= _EARLY_RECORDS:
+            self._early.set()
+
+    def stop(self, timeout_s: float) -> None:
+        """Send what waits, see it arrive within the limit, and end the thread."""
+        deadline = time.monotonic() + timeout_s
+        self._stopping.set()
+        self._early.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        references = [reference for reference, _ in self._in_flight]
+        if references and not self._is_broken and ray.is_initialized():
+            ray.wait(references, num_returns=len(references), timeout=max(deadline - time.monotonic(), 0.0))
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._early.wait(self._interval_s)
+            self._early.clear()
+            self._send()
+            self._stopping.wait(_LEAST_INTERVAL_S)
+        self._send()
+
+    def _send(self) -> None:
+        self._settle()
+        records = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        if not records:
+            return
+        if time.monotonic() < self._retry_at_s or len(self._in_flight) >= _MOST_IN_FLIGHT:
+            self._num_dropped += len(records)
+            return
+        batch = encode(self._rank, records, self._num_dropped)
+        # Queue.put_nowait would wait for the answer.
+        self._in_flight.append((self._queue.actor.put_nowait.remote(batch), len(records)))
+
+    def _settle(self) -> None:
+        """See how the puts under way fared."""
+        while self._in_flight:
+            reference, num_records = self._in_flight[0]
+            if not ray.wait([reference], timeout=0)[0]:
+                return
+            self._in_flight.popleft()
+            try:
+                ray.get(reference)
+            except RayError as error:
+                self._num_dropped += num_records
+                self._broke(error)
+            else:
+                self._is_broken, self._back_off_s = False, _FIRST_BACK_OFF_S
+
+    def _broke(self, error: RayError) -> None:
+        if not self._is_broken:
+            self._is_broken = True
+            logger.warning(
+                "rank %d: the telemetry queue takes no records (%s); training goes on, unobserved",
+                self._rank,
+                first_line(error),
+            )
+        self._retry_at_s = time.monotonic() + self._back_off_s
+        self._back_off_s = min(2 * self._back_off_s, _LAST_BACK_OFF_S)
+
+
+class Poller:
+    """Asks the control actor for news, in a thread of its own; only rank 0 has one.
+
+    Args:
+        control: handle of the control actor.
+        group: the group that asks.
+        known: the allocation that the group joined with; None if nobody answered then, so that this goes on trying.
+    """
+
+    def __init__(self, control: Any, group: GroupInfo, known: Allocation | None) -> None:
+        self._control = control
+        self._group = group
+        self._known_version = None if known is None else known.version
+        self._newest: Allocation | None = None
+        self._is_broken = known is None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rex_ray-poller", daemon=True)
+
+    @property
+    def newest(self) -> Allocation | None:
+        """The newest allocation that was published, or None; a read of a field."""
+        return self._newest
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread; a poll under way is left to itself."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        back_off_s = _FIRST_BACK_OFF_S
+        while not self._stopping.is_set():
+            try:
+                news = self._poll()
+            except RayError as error:
+                self._tell_broken(error)
+                self._stopping.wait(back_off_s)
+                back_off_s = min(2 * back_off_s, _LAST_BACK_OFF_S)
+                continue
+            if self._stopping.is_set():
+                return
+            if self._is_broken:
+                self._is_broken = False
+                logger.warning("the control actor answers again")
+            back_off_s = _FIRST_BACK_OFF_S
+            if news is not None and (self._known_version is None or news.version > self._known_version):
+                self._known_version = news.version
+                self._newest = news
+
+    def _poll(self) -> Allocation | None:
+        """Ask once, in slices, so that a stop is heard.
+
+        Raises:
+            RayError: the actor is gone, failed, or did not answer within twice its own limit.
+        """
+        if self._known_version is None:
+            reference = self._control.join.remote(self._group)
+        else:
+            reference = self._control.latest.remote(self._group.generation, self._known_version)
+        deadline = time.monotonic() + 2 * POLL_LIMIT_S
+        while not self._stopping.is_set():
+            if ray.wait([reference], timeout=_SLICE_S)[0]:
+                news: Allocation | None = ray.get(reference)
+                return news
+            if time.monotonic() >= deadline:
+                raise GetTimeoutError(f"no answer within {2 * POLL_LIMIT_S:g} s")
+        return None
+
+    def _tell_broken(self, error: RayError) -> None:
+        if not self._is_broken:
+            self._is_broken = True
+            logger.warning(
+                "the control actor does not answer (%s); training goes on under the last allocation", first_line(error)
+            )
+
+
+class RayLink:
+    """One rank's connection to the controller, over Ray; a ``rex_ray.worker.link.ControlLink``.
+
+    Args:
+        control: handle of the control actor.
+        queue: the run's telemetry queue.
+        rank: this worker's rank.
+        world_size: number of workers.
+    """
+
+    def __init__(self, control: Any, queue: Queue, rank: int, world_size: int) -> None:
+        self._control = control
+        self._pump = Pump(queue, rank, pump_interval_s(world_size))
+        self._poller: Poller | None = None
+
+    def started(self, generation: str) -> None:
+        """Start to carry records."""
+        del generation  # records bear it themselves
+        self._pump.start()
+
+    def join(self, group: GroupInfo, timeout_s: float) -> Allocation:
+        """Announce the group, ask again while the control actor restarts, and start to listen for news.
+
+        Raises:
+            LinkError: no answer within the limit, or the controller failed.
+            InfeasibleError: no allocation fits the group's bounds.
+        """
+        try:
+            first = self._ask_to_join(group, time.monotonic() + timeout_s)
+        except LinkError:
+            self._listen(group, None)
+            raise
+        self._listen(group, first)
+        return first
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Take records along; never waits."""
+        self._pump.put(records)
+
+    def latest(self) -> Allocation | None:
+        """Return the newest allocation that was published since the group joined; never waits."""
+        return None if self._poller is None else self._poller.newest
+
+    def close(self, timeout_s: float) -> None:
+        """Send what waits and stop both threads, within the limit."""
+        deadline = time.monotonic() + timeout_s
+        self._pump.stop(timeout_s)
+        if self._poller is not None:
+            self._poller.stop(max(deadline - time.monotonic(), 2 * _SLICE_S))
+
+    def _ask_to_join(self, group: GroupInfo, deadline: float) -> Allocation:
+        while True:
+            try:
+                left_s = max(deadline - time.monotonic(), 0.0)
+                first: Allocation = ray.get(self._control.join.remote(group), timeout=left_s)
+            except GetTimeoutError:
+                raise LinkError("rank 0 waited for the control actor, which did not answer in time") from None
+            except RayTaskError as error:
+                if isinstance(error.cause, InfeasibleError):
+                    raise error.cause from None
+                raise LinkError(f"the control actor could not take the group: {first_line(error)}") from error
+            except RayActorError as error:
+                if time.monotonic() + _FIRST_BACK_OFF_S >= deadline:
+                    raise LinkError(f"rank 0 waited for the control actor: {first_line(error)}") from error
+                time.sleep(_FIRST_BACK_OFF_S)
+            else:
+                return first
+
+    def _listen(self, group: GroupInfo, known: Allocation | None) -> None:
+        self._poller = Poller(self._control, group, known)
+        self._poller.start()
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says in one line; an error inside an actor's method is its cause."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    text = str(cause).strip() or type(cause).__name__
+    return text.splitlines()[0]

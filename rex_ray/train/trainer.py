@@ -1,0 +1,200 @@
+"""``RexTrainer``: Ray Train's ``TorchTrainer`` with a controller beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.train import Result, RunConfig, ScalingConfig, UserCallback
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.queue import Queue
+
+from rex_ray.config import RexConfig
+from rex_ray.core.errors import LinkError
+from rex_ray.train.control_actor import ControlActor, ControlStatus
+from rex_ray.train.journal_files import new_journal_dir, run_directory
+from rex_ray.train.placement import check_placement
+from rex_ray.train.telemetry import first_line
+from rex_ray.train.worker_loop import TrainLoop, Wiring, run_worker
+
+__all__ = ["RexTrainer"]
+
+logger = logging.getLogger("rex_ray")
+
+_START_LIMIT_S = 60.0
+_FINISH_LIMIT_S = 15.0
+_MOST_QUEUED_BATCHES = 10_000
+
+
+class RexTrainer(TorchTrainer):  # type: ignore[misc]
+    """Trains a PyTorch loop synchronously on workers of different speed.
+
+    Args:
+        train_loop: the loop that each worker runs; takes ``train_loop_config``, or nothing. Inside,
+            ``rex_ray.get_session()`` returns the session.
+        train_loop_config: given to the loop.
+        rex_config: what to adapt, within which limits.
+        scaling_config: workers, and through its label selector where they may run.
+        run_config: name, storage, what to do on failure.
+        dataset_size: rows of the training set; if given, a global batch above it is refused before anything starts
+            instead of before the first step.
+        backend: ``torch.distributed`` backend; default NCCL on GPUs and gloo elsewhere.
+
+    Raises:
+        ConfigError: no workers, a global batch below the workers or above the rows.
+    """
+
+    def __init__(
+        self,
+        train_loop: TrainLoop,
+        *,
+        rex_config: RexConfig,
+        scaling_config: ScalingConfig,
+        train_loop_config: dict[str, Any] | None = None,
+        run_config: RunConfig | None = None,
+        dataset_size: int | None = None,
+        backend: str | None = None,
+    ) -> None:
+        rex_config.check_group(scaling_config.min_workers)
+        rex_config.check_group(scaling_config.max_workers, dataset_size)
+        self.rex_config = rex_config
+        self._train_loop = train_loop
+        self._journal_dir: Path | None = None
+        self._status: ControlStatus | None = None
+        # A copy: fit() adds a callback of its own.
+        own_run_config = dataclasses.replace(run_config) if run_config else RunConfig()
+        super().__init__(
+            train_loop,
+            train_loop_config={} if train_loop_config is None else train_loop_config,
+            torch_config=TorchConfig(backend=backend, timeout_s=math.ceil(rex_config.collective_timeout_s)),
+            scaling_config=scaling_config,
+            run_config=own_run_config,
+        )
+
+    @property
+    def run_dir(self) -> Path:
+        """Where rex_ray keeps what it knows of the run: ``<storage_path>/<name>/rex_ray``."""
+        return run_directory(self.run_config)
+
+    @property
+    def journal_dir(self) -> Path:
+        """The directory of the newest run's journal; it is written while the run goes on."""
+        return self._journal_dir or self.run_dir / "journal"
+
+    @property
+    def control_status(self) -> ControlStatus | None:
+        """How the controller was at the end of the last ``fit``; None before, or if it gave no answer."""
+        return self._status
+
+    def fit(self) -> Result:
+        """Train; return Ray Train's result.
+
+        Leaves nothing behind, however it ends: the control actor, the queue, workers and placement group are gone.
+
+        Raises:
+            ConfigError: no node meets the label selector within ``placement_timeout_s``.
+            ray.train.TrainingFailedError: a worker failed more often than ``FailureConfig`` allows.
+        """
+        if not ray.is_initialized():
+            ray.init()
+        check_placement(self.scaling_config, self.rex_config.placement_timeout_s)
+        with _sigint_given_back(), self._controlled() as (control, queue):
+            wiring = Wiring(
+                options=self.rex_config.worker_options(),
+                device_label=self.rex_config.device_label,
+                control=control,
+                queue=queue,
+            )
+            self.train_loop_per_worker = partial(run_worker, loop=self._train_loop, wiring=wiring)
+            users = self.run_config.callbacks
+            self.run_config.callbacks = [*(users or []), _LossTeller(control)]
+            try:
+                return super().fit()
+            finally:
+                self.run_config.callbacks = users
+                self.train_loop_per_worker = self._train_loop
+
+    @contextlib.contextmanager
+    def _controlled(self) -> Iterator[tuple[Any, Queue]]:
+        """Have a control actor and its queue, both on the driver's node and both owned by the driver.
+
+        Raises:
+            LinkError: the control actor did not start within the limit.
+        """
+        self._status = None
+        self._journal_dir = new_journal_dir(self.run_dir)
+        here = {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
+        run_id = uuid.uuid4().hex[:12]
+        reason = "interrupted"
+        with contextlib.ExitStack() as stack:
+            queue_name = f"rex_ray-queue-{run_id}"
+            queue = Queue(_MOST_QUEUED_BATCHES, actor_options={"name": queue_name, **here})
+            stack.callback(_kill, queue.actor)
+            control = (
+                ray.remote(ControlActor)
+                .options(name=f"rex_ray-control-{run_id}", max_restarts=-1, max_concurrency=100, **here)
+                .remote(self.rex_config, queue_name, str(self._journal_dir))
+            )
+            stack.callback(_kill, control)
+            try:
+                ray.get(control.status.remote(), timeout=_START_LIMIT_S)
+            except GetTimeoutError:
+                raise LinkError(f"the control actor did not start within {_START_LIMIT_S:g} s") from None
+            try:
+                yield control, queue
+                reason = "finished"
+            except Exception as error:
+                reason = f"failed: {first_line(error)}"
+                raise
+            finally:
+                self._finish(control, reason)
+
+    def _finish(self, control: Any, reason: str) -> None:
+        """End the journal, within a limit: whoever presses Ctrl-C waits for it."""
+        try:
+            self._status = ray.get(control.finish.remote(reason), timeout=_FINISH_LIMIT_S)
+        except RayError as error:
+            logger.warning(
+                "the control actor did not end the journal (%s); it lacks its last seconds", first_line(error)
+            )
+
+
+class _LossTeller(UserCallback):  # type: ignore[misc]
+    """Tells the control actor which workers failed, from Ray Train's controller process."""
+
+    def __init__(self, control: Any) -> None:
+        self._control = control
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """Pass on who failed; not waited for."""
+        del run_context
+        self._control.lost.remote({rank: first_line(error) for rank, error in worker_exceptions.items()})
+
+
+def _kill(actor: Any) -> None:
+    with contextlib.suppress(RayError):  # it, or the whole cluster, may be gone already
+        ray.kill(actor, no_restart=True)
+
+
+@contextlib.contextmanager
+def _sigint_given_back() -> Iterator[None]:
+    """Ray Train takes over Ctrl-C in ``fit`` and keeps it; give it back to the user afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: Callable[..., Any] | int | None = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
