@@ -125,8 +125,9 @@ class RunSummary:
 
     Attributes:
         policy: name of the policy.
-        time_to_target_s: training time until the metric first reached the target (the journal's elapsed time, so
-            evaluations and reports count); None if it never did.
+        time_to_target_s: time from the start of the first step until the metric first reached the target,
+            evaluations and reports included; None if it never did.
+        start_up_s: time from the session's opening to the first step: imports, loading data, joining the controller.
         median_step_s: median wall time of a step with a whole global batch.
         settled_median_step_s: the same over the second half of those steps.
         imbalance: median over those steps of ``max_i t_i / mean_i t_i - 1``, ``t_i`` the workers' own times.
@@ -152,6 +153,7 @@ class RunSummary:
 
     policy: str
     time_to_target_s: float | None
+    start_up_s: float
     median_step_s: float
     settled_median_step_s: float
     imbalance: float
@@ -190,11 +192,13 @@ def summarise(policy: str, trace: RunTrace, truth: Truth, *, target_accuracy: fl
     imbalance = trace.own_s.max(axis=1) / trace.own_s.mean(axis=1) - 1.0
     exact_s = np.stack([truth.own_s(tuple(rows)) for rows in trace.num_rows.tolist()])
     accuracies = [point.metrics["accuracy"] for point in trace.metrics if "accuracy" in point.metrics]
+    start_up_s = _start_up_s(trace)
     settled_step_s = float(np.median(trace.step_s[settled]))
     wall_s = float(trace.step_s.sum())
     return RunSummary(
         policy=policy,
-        time_to_target_s=_time_to(trace.metrics, target_accuracy),
+        time_to_target_s=_time_to(trace.metrics, target_accuracy, start_up_s),
+        start_up_s=start_up_s,
         median_step_s=float(np.median(trace.step_s[whole])),
         settled_median_step_s=settled_step_s,
         imbalance=float(np.median(imbalance[whole])),
@@ -215,8 +219,17 @@ def summarise(policy: str, trace: RunTrace, truth: Truth, *, target_accuracy: fl
     )
 
 
-def _time_to(metrics: Sequence[MetricPoint], target: float) -> float | None:
-    return next((point.elapsed_s for point in metrics if point.metrics.get("accuracy", -np.inf) >= target), None)
+def _start_up_s(trace: RunTrace) -> float:
+    """What the first report's time leaves beside the steps before it."""
+    if not trace.metrics:
+        return 0.0
+    first = trace.metrics[0]
+    return max(first.elapsed_s - float(trace.step_s[trace.steps < first.step].sum()), 0.0)
+
+
+def _time_to(metrics: Sequence[MetricPoint], target: float, start_up_s: float) -> float | None:
+    reached = (point for point in metrics if point.metrics.get("accuracy", -np.inf) >= target)
+    return next((point.elapsed_s - start_up_s for point in reached), None)
 
 
 def _steps_to_split(steps: IntArray, exact_max_s: FloatArray, truth: Truth) -> int | None:

@@ -82,14 +82,17 @@ def test_median_of_the_whole_run_and_of_its_second_half_differ_when_the_split_ca
     assert summary.settled_imbalance == pytest.approx(0.0)
 
 
-def point(elapsed_s: float, **metrics: float) -> MetricPoint:
-    return MetricPoint(elapsed_s=elapsed_s, epoch=0, step=0, metrics=metrics)
+def point(elapsed_s: float, step: int = 0, **metrics: float) -> MetricPoint:
+    return MetricPoint(elapsed_s=elapsed_s, epoch=0, step=step, metrics=metrics)
 
 
 def test_time_to_target_is_the_first_report_that_reaches_it_and_none_is_none():
-    reports = [point(1.0, accuracy=0.5), point(2.0, accuracy=0.9), point(3.0, accuracy=0.8), point(4.0, accuracy=0.95)]
-    trace = make_trace([(20, 80)] * 2, metrics=reports)
-    assert summarise("x", trace, TRUTH, target_accuracy=0.9).time_to_target_s == 2.0
+    accuracies = {5.18: 0.5, 6.0: 0.9, 7.0: 0.8, 8.0: 0.95}
+    reports = [point(seconds, step=2, accuracy=accuracy) for seconds, accuracy in accuracies.items()]
+    trace = make_trace([(20, 80)] * 4, metrics=reports)
+    # Two steps of 90 ms came before the first report: the 5 s before them were no training.
+    assert summarise("x", trace, TRUTH, target_accuracy=0.9).start_up_s == pytest.approx(5.0)
+    assert summarise("x", trace, TRUTH, target_accuracy=0.9).time_to_target_s == pytest.approx(1.0)
     assert summarise("x", trace, TRUTH, target_accuracy=0.99).time_to_target_s is None
     assert summarise("x", trace, TRUTH, target_accuracy=0.9).final_accuracy == 0.95
 

@@ -1,0 +1,114 @@
+"""One short run of the demo on a real Ray cluster, looked at from all sides."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rex_ray.control.journal import Journal
+from rex_ray.control.replay import controller_for, replay
+from rex_ray.core.errors import ConfigError
+from rex_ray.demo.comparison import DemoSettings, run_demo
+from rex_ray.report.load import load_journal
+from rex_ray.sim import compare_decisions, feed_recorded
+
+REQUIRED = {
+    "policy",
+    "time_to_target_s",
+    "median_step_s",
+    "imbalance",
+    "rii",
+    "local_batch_sizes",
+    "reallocations",
+    "rows_seen_exactly_once",
+}
+
+
+@pytest.fixture(scope="module")
+def demo_dir(tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("demo")
+    printed = io.StringIO()
+    run_demo(("rex",), output, workers={"T4": 1, "V100": 1}, quick=True, console=Console(file=printed, width=100))
+    (output / "printed.txt").write_text(printed.getvalue())
+    return output
+
+
+@pytest.fixture(scope="module")
+def summary(demo_dir) -> dict:
+    return json.loads((demo_dir / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def journal(summary) -> Journal:
+    return load_journal(Path(summary["runs"][0]["run_dir"]))
+
+
+pytestmark_ray = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+class TestAShortRun:
+    pytestmark = pytestmark_ray
+
+    def test_every_row_is_seen_exactly_once_in_every_epoch(self, summary):
+        (run,) = summary["runs"]
+        assert run["rows_seen_exactly_once"] is True
+        assert run["num_epochs"] == summary["settings"]["num_epochs"]
+        assert run["num_steps"] == 6 * run["num_epochs"]
+
+    def test_summary_has_the_promised_fields_and_what_it_depends_on(self, summary):
+        (run,) = summary["runs"]
+        assert run.keys() >= REQUIRED
+        assert summary["settings"]["workers"] == {"T4": 1, "V100": 1}
+        assert summary["settings"]["seed"] == 0
+
+    def test_the_split_is_found_and_near_the_emulated_clusters_optimum(self, summary):
+        (run,) = summary["runs"]
+        assert sum(run["local_batch_sizes"]) == 256
+        assert run["reallocations"] >= 1
+        assert run["steps_to_split"] is not None
+        assert run["steps_to_split"] <= 40
+        assert 0.95 < run["ratio_to_optimum"] < 1.25
+
+    def test_the_journal_replays_to_identical_commands(self, journal):
+        report = replay(journal)
+        assert report.num_commands > 0
+        assert report.is_identical, report.differences[:3]
+
+    def test_the_virtual_time_engine_decides_the_same_in_the_same_order(self, journal):
+        recorded = feed_recorded(controller_for(journal.header), journal.events)
+        assert recorded.differences == ()
+        assert len(recorded.decisions) >= 2
+        assert compare_decisions(journal.notes, recorded.notes) is None
+
+    def test_what_is_printed_says_what_is_emulated_and_ends_with_the_summary(self, demo_dir):
+        lines = (demo_dir / "printed.txt").read_text().splitlines()
+        assert "Emulated: 1 T4 + 1 V100" in " ".join(lines[:4])
+        assert any("epoch   8/8" in line for line in lines)
+        assert lines[-1] == str(demo_dir / "summary.json")
+
+
+@pytest.mark.parametrize(
+    ("policies", "options", "words"),
+    [
+        (("rxe",), {}, "unknown policy 'rxe'.*did you mean 'rex'"),
+        ((), {}, "no policy was given"),
+        (("rex",), {"workers": {"T4": 1, "V10": 1}}, "'V10'.*did you mean 'V100'"),
+        (("rex",), {"workers": {"T4": 300}}, "global_batch_size=256 is below num_workers=300"),
+        (("rex",), {"num_epochs": 0}, "at least one epoch"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(tmp_path, policies, options, words):
+    with pytest.raises(ConfigError, match=words):
+        run_demo(policies, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_sentence_names_profile_network_and_scale():
+    sentence = DemoSettings(time_scale=0.25).sentence()
+    assert "2 T4 + 2 V100" in sentence
+    assert "resnet50" in sentence
+    assert "0.25" in sentence
