@@ -8,7 +8,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
+from rex_ray.core.errors import ConfigError
 from rex_ray.worker.probes import squared_norm
 from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.weighting import at_end_of_backward
@@ -34,6 +36,20 @@ class Reduction:
         """Average by the user's hook instead; its rounding would be taken for gradient noise, so norms stop."""
         self._average = (state, hook)
         self._tracker.lossless = False
+
+    def install(self, ddp: DistributedDataParallel) -> None:
+        """Register the hook.
+
+        Raises:
+            ConfigError: the user registered one before; DDP takes one.
+        """
+        try:
+            ddp.register_comm_hook(self, reduce_bucket)
+        except RuntimeError as error:
+            raise ConfigError(
+                "the wrapped model has a communication hook already, and DDP takes one; register yours with "
+                "session.register_comm_hook(state, hook)"
+            ) from error
 
     def look_at(self, bucket: GradBucket) -> None:
         """Take stamp and norm of a bucket whose local gradients are complete."""

@@ -24,17 +24,15 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError, LinkError, RexError
 from rex_ray.core.types import Allocation, WorkerSpec
-from rex_ray.worker import evaluation, joining, state
+from rex_ray.worker import evaluation, joining, replicas, state
 from rex_ray.worker.comm_hook import CommHook, Reduction, reduce_bucket
 from rex_ray.worker.link import ControlLink, MetricRecord, Reporter
 from rex_ray.worker.loader import (
@@ -174,7 +172,7 @@ class Session:
         """
         if self._prepared is not None:
             raise ConfigError("session.prepare takes one model; put several networks into one nn.Module")
-        bare = state.unwrap(model)
+        bare = replicas.unwrap(model)
         if self._torch_device is not None:
             bare.to(self._torch_device)
         self._tracker.device = next((p.device for p in bare.parameters()), self._tracker.device)
@@ -183,7 +181,7 @@ class Session:
         prepared = state.Prepared(model=bare, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         if self._restored is not None:
             prepared.load(self._restored)
-        wrapped = self._wrap(model)
+        wrapped = self._replicate(model)
         by_tokens = self._options.weight_by == "tokens"
         complete = None if isinstance(wrapped, DistributedDataParallel) else self._complete_gradient
         OutputWeights(self._tracker, by_tokens=by_tokens, complete=complete).install(wrapped)
@@ -197,7 +195,7 @@ class Session:
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the bare model: evaluate with it, also on one rank alone."""
-        return state.unwrap(model)
+        return replicas.unwrap(model)
 
     def loader(self, dataset: Any, **options: Any) -> TrainLoader:
         """Return the training loader: any map-style data set, any DataLoader options but those decided here.
@@ -418,27 +416,16 @@ class Session:
 
     # --- inside
 
-    def _wrap(self, model: nn.Module) -> nn.Module:
+    def _replicate(self, model: nn.Module) -> nn.Module:
         if not distributed():
             return model
-        if not isinstance(model, DistributedDataParallel):
-            self._ddp_group = dist.new_group(timeout=timedelta(seconds=self._options.collective_timeout_s))
-            model = DistributedDataParallel(
-                model, process_group=self._ddp_group, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
-        else:
-            self._ddp_group = model.process_group
+        ddp = replicas.wrapped(model, self._options.collective_timeout_s)
+        self._ddp_group = ddp.process_group
         self._reduction = Reduction(self._tracker, self._ddp_group)
         if self._user_hook is not None:
             self._reduction.average_by(*self._user_hook)
-        try:
-            model.register_comm_hook(self._reduction, reduce_bucket)
-        except RuntimeError as error:
-            raise ConfigError(
-                "the wrapped model has a communication hook already, and DDP takes one; register yours with "
-                "session.register_comm_hook(state, hook)"
-            ) from error
-        return model
+        self._reduction.install(ddp)
+        return ddp
 
     def _complete_gradient(self) -> None:
         """End a backward pass that nobody reduces: the local gradient is the global one."""
@@ -475,8 +462,8 @@ class Session:
     def _agree_on_buffers(self) -> None:
         if self._prepared is not None and self._ddp_group is not None:
             tracker = self._tracker
-            state.average_batch_norms(
-                state.unwrap(self._prepared.model),
+            replicas.agree_on_buffers(
+                replicas.unwrap(self._prepared.model),
                 self._ddp_group,
                 tracker.own_rows_since_sync,
                 tracker.total_rows_since_sync,

@@ -1,4 +1,4 @@
-"""What a save holds, and how replicas are made alike before it.
+"""What a save holds.
 
 A state is made of tensors and plain values only, so ``torch.load(weights_only=True)`` reads it. The whole position in
 the data is (epoch, cursor): a group of any size can go on from it.
@@ -11,26 +11,21 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.types import Allocation
+from rex_ray.worker.replicas import unwrap
 from rex_ray.worker.sampler import Position
 
 __all__ = [
     "Prepared",
     "Stateful",
     "allocation_of",
-    "average_batch_norms",
     "position_of",
     "restore_rng",
     "save_allocation",
     "save_position",
-    "unwrap",
 ]
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Stateful(Protocol):
@@ -43,13 +38,6 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
         """Take a state back."""
         ...
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the user's own model, without DDP around it."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    assert isinstance(inner, nn.Module)
-    return inner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,33 +109,7 @@ def restore_rng(saved: Mapping[str, Any], rank: int, num_ranks: int) -> None:
     cpu, cuda = saved["cpu"], saved.get("cuda")
     if len(cpu) != num_ranks:
         return
-    torch.set_rng_state(cpu[rank].cpu())
+    # Copies: torch reads a generator's state from the start of its storage, and a row is a view into the middle.
+    torch.set_rng_state(cpu[rank].cpu().clone())
     if cuda is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(cuda[rank].cpu())
-
-
-def average_batch_norms(model: nn.Module, group: dist.ProcessGroup, own_rows: int, total_rows: int) -> None:
-    """Make buffers alike on all ranks: running statistics by their rows, everything else as on rank 0.
-
-    DDP would broadcast rank 0's buffers at *every* forward pass, also when rank 0 alone evaluates, and the others
-    would never answer. Between two calls of this each rank keeps the statistics of the rows that it saw.
-
-    Args:
-        model: the bare model.
-        group: ranks to agree with; every one must call this.
-        own_rows: rows that this rank trained on since the last call.
-        total_rows: the same over all ranks.
-    """
-    if total_rows == 0:
-        return
-    averaged: set[int] = set()
-    for module in model.modules():
-        if isinstance(module, _BATCH_NORMS):
-            for statistic in (module.running_mean, module.running_var):
-                if statistic is not None:
-                    statistic.mul_(own_rows / total_rows)
-                    dist.all_reduce(statistic, group=group)
-                    averaged.add(id(statistic))
-    for buffer in model.buffers():
-        if id(buffer) not in averaged:
-            dist.broadcast(buffer, src=0, group=group)
+        torch.cuda.set_rng_state(cuda[rank].cpu().clone())
