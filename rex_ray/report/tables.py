@@ -38,8 +38,10 @@ def key_figures(run: RunData) -> tuple[KeyFigure, ...]:
         last = run.metrics[-1]
         epochs = f"{last.epoch + 1} epoch{'s' if last.epoch else ''}"
         figures.append(KeyFigure(label="training time", value=f"{last.elapsed_s:.1f} s", detail=epochs))
-    applied = sum(decision.applied_at_step is not None for decision in run.decisions)
-    figures.append(KeyFigure(label="decisions", value=str(len(run.decisions)), detail=f"{applied} took effect"))
+    asked = [decision for decision in run.decisions if decision.kind != "first"]
+    applied = sum(decision.applied_at_step is not None for decision in asked)
+    detail = f"{applied} took effect" if asked else "the first split stood"
+    figures.append(KeyFigure(label="changes", value=str(len(asked)), detail=detail))
     return tuple(figures)
 
 
