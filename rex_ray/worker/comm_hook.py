@@ -30,6 +30,7 @@ class Reduction:
 
     def __init__(self, tracker: StepTracker, process_group: dist.ProcessGroup) -> None:
         self._tracker = tracker
+        self.process_group = process_group
         self._average: tuple[Any, CommHook] = (process_group, allreduce_hook)
 
     def average_by(self, state: Any, hook: CommHook) -> None:

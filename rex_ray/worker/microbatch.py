@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.worker.side_group import SideGroup
-from rex_ray.worker.tracker import StepInHand, StepTracker
+from rex_ray.worker.step import StepInHand
+from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.tree import slice_rows
 
 __all__ = ["Gradients"]

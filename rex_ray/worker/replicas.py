@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -20,7 +21,7 @@ def wrapped(model: nn.Module, timeout_s: float) -> DistributedDataParallel:
         return model
     # Newer versions of torch split "broadcast at every forward pass" from "alike at the start", and warn of the old.
     has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-    no_broadcast = {"forward_sync_buffers" if has_new_name else "broadcast_buffers": False}
+    no_broadcast: dict[str, Any] = {"forward_sync_buffers" if has_new_name else "broadcast_buffers": False}
     group = dist.new_group(timeout=timedelta(seconds=timeout_s))
     return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, **no_broadcast)
 

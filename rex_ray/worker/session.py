@@ -21,38 +21,28 @@ from __future__ import annotations
 
 import logging
 import uuid
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from rex_ray.core.errors import ConfigError, LinkError, RexError
+from rex_ray.core.errors import ConfigError, LinkError
 from rex_ray.core.types import Allocation, WorkerSpec
-from rex_ray.worker import evaluation, joining, replicas, state
-from rex_ray.worker.comm_hook import CommHook, Reduction, reduce_bucket
-from rex_ray.worker.link import ControlLink, MetricRecord, Reporter
-from rex_ray.worker.loader import (
-    TrainLoader,
-    batches_drawn_ahead,
-    check_loader_options,
-    check_map_style,
-    make_data_loader,
-    wants_epoch,
-)
+from rex_ray.worker import evaluation, replicas, state
+from rex_ray.worker.comm_hook import CommHook, Reduction
+from rex_ray.worker.feed import Feed
+from rex_ray.worker.link import ControlLink, Reporter
+from rex_ray.worker.loader import TrainLoader
 from rex_ray.worker.microbatch import Gradients
 from rex_ray.worker.optimizer_hooks import OptimizerHooks
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.probes import RecordQueue, total_squared_norm
-from rex_ray.worker.sampler import ElasticSampler, Position
-from rex_ray.worker.schedule import Schedule
+from rex_ray.worker.saves import Saves
 from rex_ray.worker.side_group import SideGroup, distributed
-from rex_ray.worker.switch import Switch
-from rex_ray.worker.timing import now_s
-from rex_ray.worker.tracker import StepHook, StepTracker
+from rex_ray.worker.step import StepHook
+from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.weighting import OutputWeights, has_batch_norm
 
 __all__ = ["Session", "get_session", "open_session"]
@@ -88,15 +78,13 @@ class Session:
         self.node = node
         self._options = options
         self._link = link
-        self._reporter = reporter
-        self._opened_s = self._saved_s = now_s()
+        self._torch_device = torch_device
         self._values = SideGroup(options.collective_timeout_s)
         self._control = SideGroup(options.collective_timeout_s)
         self.rank, self.world_size = self._values.rank, self._values.size
         self.generation: str = self._values.broadcast_object(uuid.uuid4().hex, "the group's identity")
         link.started(self.generation)
         self._restored = reporter.restore()
-        self._torch_device = torch_device
         self._tracker = StepTracker(
             rank=self.rank,
             options=options,
@@ -104,20 +92,38 @@ class Session:
             generation=self.generation,
             records=RecordQueue(link.send),
         )
-        self._ddp_group: Any = None
+        self._feed = Feed(
+            tracker=self._tracker,
+            options=options,
+            link=link,
+            values=self._values,
+            control=self._control,
+            generation=self.generation,
+            restored=self._restored,
+        )
+        self._saves = Saves(
+            reporter=reporter,
+            link=link,
+            group=self._values,
+            tracker=self._tracker,
+            feed=self._feed,
+            generation=self.generation,
+            interval_s=options.checkpoint_interval_s,
+            before_save=self._agree_on_buffers,
+        )
         self._reduction: Reduction | None = None
         self._user_hook: tuple[Any, CommHook] | None = None
-        self._prepared: state.Prepared | None = None
+        self._model: nn.Module | None = None
         self._gradients: Gradients | None = None
-        self._registered: dict[str, state.Stateful] = {}
-        self._loader: TrainLoader | None = None
-        self._schedule: Schedule | None = None
-        self._switch: Switch | None = None
-        self._dataset_size: int | None = None
-        self._epoch_loop: tuple[int, int] | None = None
-        self._unsaved: Mapping[str, Any] | None = None
-        if self._restored is not None:
-            self._resume(self._restored)
+        if self._restored is not None and self.rank == 0:
+            position = self._tracker.position
+            _log.warning(
+                "resumed at epoch %d, sample %d, step %d with %d workers",
+                position.epoch,
+                position.cursor,
+                position.step,
+                self.world_size,
+            )
 
     # --- where training stands
 
@@ -140,10 +146,7 @@ class Session:
     @property
     def allocation(self) -> Allocation | None:
         """Shares of the batch in hand, else of the next one; None before ``session.loader``."""
-        step = self._tracker.in_hand
-        if step is not None:
-            return step.plan.allocation
-        return None if self._schedule is None else self._schedule.at(self._tracker.position.step)
+        return self._feed.allocation
 
     # --- model and data
 
@@ -170,7 +173,7 @@ class Session:
         Raises:
             ConfigError: a second model, or a DDP that has a communication hook.
         """
-        if self._prepared is not None:
+        if self._model is not None:
             raise ConfigError("session.prepare takes one model; put several networks into one nn.Module")
         bare = replicas.unwrap(model)
         if self._torch_device is not None:
@@ -181,17 +184,17 @@ class Session:
         prepared = state.Prepared(model=bare, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         if self._restored is not None:
             prepared.load(self._restored)
-        wrapped = self._replicate(model)
+        self._model = self._replicate(model)
         by_tokens = self._options.weight_by == "tokens"
-        complete = None if isinstance(wrapped, DistributedDataParallel) else self._complete_gradient
-        OutputWeights(self._tracker, by_tokens=by_tokens, complete=complete).install(wrapped)
+        complete = None if self._reduction is not None else self._complete_gradient
+        OutputWeights(self._tracker, by_tokens=by_tokens, complete=complete).install(self._model)
         OptimizerHooks(self._tracker).install(optimizer)
-        self._prepared = state.Prepared(model=wrapped, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-        self._gradients = Gradients(tracker=self._tracker, group=self._values, by_tokens=by_tokens, model=wrapped)
+        self._gradients = Gradients(tracker=self._tracker, group=self._values, by_tokens=by_tokens, model=self._model)
+        self._saves.prepared = prepared
+        self._tracker.prepared = True
         if self._restored is not None:
             state.restore_rng(self._restored["rng"], self.rank, self.world_size)
-        given = (scheduler, scaler)
-        return (wrapped, optimizer, *(part for part in given if part is not None))
+        return (self._model, optimizer, *(part for part in (scheduler, scaler) if part is not None))
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the bare model: evaluate with it, also on one rank alone."""
@@ -211,53 +214,9 @@ class Session:
             ConfigError: a refused option, an iterable-style data set, a second training loader, or a global
                 batch that the data set or the number of workers does not allow.
         """
-        if self._loader is not None:
-            raise ConfigError(
-                "session.loader was called before, and a session has one training loader, whose batches are steps; "
-                "use session.eval_loader for other data"
-            )
-        check_loader_options(options)
-        num_rows = check_map_style(dataset, "session.loader")
-        reference = joining.reference_batch(self._options, num_rows, self.world_size)
-        self._check_restored_data(num_rows)
-        member = joining.Member(spec=self._spec(), dataset_size=num_rows, ahead=batches_drawn_ahead(options))
-        members = joining.gather_members(self._values, member)
-        first = joining.join(
-            self._values,
-            self._link,
-            joining.group_info(
-                self.generation, members, reference, self._tracker.position.step, self._resumed_allocation()
-            ),
-            self._options,
-        )
-        self._dataset_size = num_rows
-        self._schedule = Schedule(first)
-        sampler = ElasticSampler(
-            dataset_size=num_rows,
-            rank=self.rank,
-            seed=self._seed(),
-            schedule=self._schedule,
-            carry_epoch=wants_epoch(dataset),
-        )
-        self._switch = Switch(
-            group=self._control,
-            link=self._link,
-            schedule=self._schedule,
-            next_undrawn=lambda: sampler.next_undrawn,
-            ahead=max(member.ahead for member in members),
-            interval_steps=self._options.control_interval_steps,
-        )
-        self._loader = TrainLoader(
-            dataset=dataset,
-            data_loader=make_data_loader(dataset, sampler, options),
-            sampler=sampler,
-            switch=self._switch,
-            tracker=self._tracker,
-            global_batch_size=reference,
-            start_pass=self._start_pass,
-            end_pass=self._end_pass,
-        )
-        return self._loader
+        fewest = 2 if self._model is not None and has_batch_norm(self._model) else 1
+        spec = WorkerSpec(rank=self.rank, device=self.device_kind, node=self.node, min_local_batch_size=fewest)
+        return self._feed.loader(dataset, spec, self._end_pass, options)
 
     def eval_loader(self, dataset: Any, *, local_batch_size: int = 256, **options: Any) -> evaluation.EvalLoader:
         """Return a loader of this rank's part of ``dataset``: over all ranks every row comes exactly once.
@@ -283,14 +242,8 @@ class Session:
         That epoch's first pass goes on at the saved sample. Leaving an epoch's loop early ends the epoch: the next
         one begins with an order of its own.
         """
-        while (epoch := self._tracker.position.epoch) < num_epochs:
-            self._epoch_loop = (epoch, num_epochs)
-            yield epoch
-            self._tracker.left_loop()
-            self._tracker.position = Position(epoch=epoch + 1, step=self._tracker.position.step)
-        self._epoch_loop = None
-        if self._unsaved is not None:
-            self._save(self._unsaved)
+        yield from self._feed.epochs(num_epochs)
+        self._saves.finish()
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Differentiate a mean loss; like ``loss.backward()``, scaled if there is a gradient scaler.
@@ -340,26 +293,7 @@ class Session:
         allocation and the random generators; it is made at most every ``checkpoint_interval_s`` (rank 0's clock),
         and always at the end of the last epoch. Must be called on every rank.
         """
-        self._tracker.gap()
-        now = now_s()
-        if self.rank == 0:
-            numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
-            self._link.send(
-                [
-                    MetricRecord(
-                        generation=self.generation,
-                        epoch=self.epoch,
-                        step=self._tracker.position.step,
-                        elapsed_s=now - self._opened_s,
-                        metrics=numbers,
-                    )
-                ]
-            )
-        due = torch.tensor([now - self._saved_s >= self._options.checkpoint_interval_s or self._is_last()])
-        if bool(self._values.broadcast(due.to(torch.int64), "session.report")):
-            self._save(metrics)
-        else:
-            self._unsaved = dict(metrics)
+        self._saves.report(metrics)
 
     def pool(self, numerator: evaluation.Summable, denominator: evaluation.Summable) -> float:
         """Return ``sum(numerator) / sum(denominator)`` over ranks, e.g. of correct answers and rows."""
@@ -375,7 +309,7 @@ class Session:
         """Save these too, e.g. ``session.register(ema=ema)``; a save that holds them is loaded at once."""
         saved = {} if self._restored is None else self._restored["registered"]
         for name, part in stateful.items():
-            self._registered[name] = part
+            self._saves.registered[name] = part
             if name in saved:
                 part.load_state_dict(saved[name])
 
@@ -401,12 +335,9 @@ class Session:
         self._tracker.close()
         self._tracker.flush()
         limit_s = min(_CLOSE_LIMIT_S, self._options.collective_timeout_s)
-        if self._loader is not None:
-            self._loader.stop()
         try:
+            self._feed.close(limit_s, failed=failed)
             if not failed:
-                if self._switch is not None:
-                    self._switch.close(limit_s)
                 self._control.close()
                 self._values.close()
         except LinkError as error:
@@ -420,8 +351,7 @@ class Session:
         if not distributed():
             return model
         ddp = replicas.wrapped(model, self._options.collective_timeout_s)
-        self._ddp_group = ddp.process_group
-        self._reduction = Reduction(self._tracker, self._ddp_group)
+        self._reduction = Reduction(self._tracker, ddp.process_group)
         if self._user_hook is not None:
             self._reduction.average_by(*self._user_hook)
         self._reduction.install(ddp)
@@ -434,109 +364,26 @@ class Session:
             self._tracker.add_local_sq(total_squared_norm(self._tracker.parameters))
         self._tracker.reduction_ended()
 
-    def _spec(self) -> WorkerSpec:
-        model = None if self._prepared is None else self._prepared.model
-        fewest = 2 if model is not None and has_batch_norm(model) else 1
-        return WorkerSpec(rank=self.rank, device=self.device_kind, node=self.node, min_local_batch_size=fewest)
-
-    def _start_pass(self) -> Position:
-        if self._prepared is None:
-            raise ConfigError("call session.prepare(model, optimizer) before the loop: without it gradients are local")
-        self._tracker.left_loop()
-        self._tracker.gap()
-        position = self._tracker.position
-        if self._dataset_size is not None and position.cursor >= self._dataset_size:
-            if self._epoch_loop is not None:
-                raise RexError(
-                    f"epoch {position.epoch} is complete, and session.loader was iterated again within it; one "
-                    "`for ... in loader` per epoch of session.epochs, and session.eval_loader to evaluate"
-                )
-            position = Position(epoch=position.epoch + 1, step=position.step)
-            self._tracker.position = position
-        return position
-
     def _end_pass(self) -> None:
         self._tracker.gap()
         self._agree_on_buffers()
 
     def _agree_on_buffers(self) -> None:
-        if self._prepared is not None and self._ddp_group is not None:
-            tracker = self._tracker
-            replicas.agree_on_buffers(
-                replicas.unwrap(self._prepared.model),
-                self._ddp_group,
-                tracker.own_rows_since_sync,
-                tracker.total_rows_since_sync,
-            )
-            tracker.own_rows_since_sync = tracker.total_rows_since_sync = 0
-
-    def _is_last(self) -> bool:
-        if self._epoch_loop is None or self._dataset_size is None:
-            return False
-        epoch, num_epochs = self._epoch_loop
-        return epoch == num_epochs - 1 and self._tracker.position.cursor >= self._dataset_size
-
-    def _save(self, metrics: Mapping[str, Any]) -> None:
-        self._agree_on_buffers()
-        cuda = None
-        if self._tracker.device.type == "cuda":
-            cuda = self._values.gather(torch.cuda.get_rng_state(), "the save's generator states")
-        saved = {
-            **({} if self._prepared is None else self._prepared.save()),
-            "registered": {name: part.state_dict() for name, part in self._registered.items()},
-            "position": state.save_position(self._tracker.position, self._dataset_size, self._seed()),
-            "allocation": state.save_allocation(self.allocation),
-            "rng": {"cpu": self._values.gather(torch.get_rng_state(), "the save's generator states"), "cuda": cuda},
-        }
-        self._reporter.report(metrics, saved)
-        self._unsaved = None
-        self._saved_s = now_s()
-        self._tracker.gap()
-
-    def _resume(self, restored: Mapping[str, Any]) -> None:
-        position = self._tracker.position = state.position_of(restored)
-        if self.rank == 0:
-            _log.warning(
-                "resumed at epoch %d, sample %d, step %d with %d workers",
-                position.epoch,
-                position.cursor,
-                position.step,
-                self.world_size,
-            )
-
-    def _seed(self) -> int:
-        """Return the seed of the epochs' orders: a saved cursor means nothing in another order."""
-        if self._restored is None:
-            return self._options.seed
-        seed: int = self._restored["position"]["seed"]
-        return seed
-
-    def _resumed_allocation(self) -> Allocation | None:
-        return None if self._restored is None else state.allocation_of(self._restored)
-
-    def _check_restored_data(self, num_rows: int) -> None:
-        saved = None if self._restored is None else self._restored["position"]["dataset_size"]
-        if saved is not None and saved != num_rows:
-            raise ConfigError(
-                f"the save was made with a training set of {saved} rows and this one has {num_rows}; resume with the "
-                "same data, or start a new run"
-            )
-        if self._seed() != self._options.seed:
-            warnings.warn(
-                f"seed {self._options.seed} is without effect: the resumed run's order was drawn from {self._seed()}",
-                stacklevel=3,
-            )
+        if self._model is None or self._reduction is None:
+            return
+        tracker = self._tracker
+        replicas.agree_on_buffers(
+            replicas.unwrap(self._model),
+            self._reduction.process_group,
+            tracker.own_rows_since_sync,
+            tracker.total_rows_since_sync,
+        )
+        tracker.own_rows_since_sync = tracker.total_rows_since_sync = 0
 
     def _need_gradients(self) -> Gradients:
         if self._gradients is None:
             raise ConfigError("call session.prepare(model, optimizer) first")
         return self._gradients
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    return isinstance(value, (int, float)) or hasattr(value, "__float__")
 
 
 _current: Session | None = None

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.worker.tracker import StepInHand, StepTracker
+from rex_ray.worker.step import StepInHand
+from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.tree import leading_rows, map_tensors, tensors_in
 
 __all__ = ["OutputWeights", "has_batch_norm"]

@@ -1,0 +1,107 @@
+"""``session.report``: metrics to the journal at once, a save now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rex_ray.worker import state
+from rex_ray.worker.feed import Feed
+from rex_ray.worker.link import ControlLink, MetricRecord, Reporter
+from rex_ray.worker.side_group import SideGroup
+from rex_ray.worker.timing import now_s
+from rex_ray.worker.tracker import StepTracker
+
+__all__ = ["Saves"]
+
+
+class Saves:
+    """Metrics and saves of one rank.
+
+    A save passes through the reporter on every rank at once, which in Ray Train is a barrier of seconds. So it is
+    made only every so often, and ranks agree on it by rank 0's clock.
+
+    Args:
+        reporter: takes metrics and states.
+        link: takes metrics for the journal, on rank 0.
+        group: ranks to agree with.
+        tracker: the step in hand and the position.
+        feed: the data side.
+        generation: identity of the worker group.
+        interval_s: shortest time between two saves.
+        before_save: called on every rank before a state is collected.
+    """
+
+    def __init__(
+        self,
+        *,
+        reporter: Reporter,
+        link: ControlLink,
+        group: SideGroup,
+        tracker: StepTracker,
+        feed: Feed,
+        generation: str,
+        interval_s: float,
+        before_save: Callable[[], None],
+    ) -> None:
+        self._reporter = reporter
+        self._link = link
+        self._group = group
+        self._tracker = tracker
+        self._feed = feed
+        self._generation = generation
+        self._interval_s = interval_s
+        self._before_save = before_save
+        self._opened_s = self._saved_s = now_s()
+        self._unsaved: Mapping[str, Any] | None = None
+        self.prepared: state.Prepared | None = None
+        self.registered: dict[str, state.Stateful] = {}
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Journal the metrics, and save if that is due."""
+        self._tracker.gap()
+        elapsed_s = now_s() - self._opened_s
+        if self._group.rank == 0:
+            record = MetricRecord(
+                generation=self._generation,
+                epoch=self._tracker.position.epoch,
+                step=self._tracker.position.step,
+                elapsed_s=elapsed_s,
+                metrics={name: float(value) for name, value in metrics.items() if _is_number(value)},
+            )
+            self._link.send([record])
+        due = now_s() - self._saved_s >= self._interval_s or self._feed.at_the_end
+        if self._group.broadcast(torch.tensor([int(due)]), "session.report").item():
+            self._save(metrics)
+        else:
+            self._unsaved = dict(metrics)
+
+    def finish(self) -> None:
+        """Save what was reported last, if it was not saved; called on every rank after the last epoch."""
+        if self._unsaved is not None:
+            self._save(self._unsaved)
+
+    def _save(self, metrics: Mapping[str, Any]) -> None:
+        self._before_save()
+        cuda = self._tracker.device.type == "cuda"
+        saved = {
+            **({} if self.prepared is None else self.prepared.save()),
+            "registered": {name: part.state_dict() for name, part in self.registered.items()},
+            "position": state.save_position(self._tracker.position, self._feed.dataset_size, self._feed.seed),
+            "allocation": state.save_allocation(self._feed.allocation),
+            "rng": {
+                "cpu": self._group.gather(torch.get_rng_state(), "the save's generator states"),
+                "cuda": self._group.gather(torch.cuda.get_rng_state(), "the save's generator states") if cuda else None,
+            },
+        }
+        self._reporter.report(metrics, saved)
+        self._unsaved = None
+        self._saved_s = now_s()
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, (bool, int, float)) or hasattr(value, "__float__")
