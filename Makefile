@@ -12,6 +12,8 @@ BIN    := $(VENV)/bin
 # Redone when pyproject.toml changes, and only then.
 STAMP  := $(VENV)/.installed
 OUT    ?= out
+# Errors only: pip's warnings here are about its own set-up, not about ours.
+PIP_QUIET := -qq --disable-pip-version-check
 
 # Two cores are the reference machine: torch's own threads would only fight with the worker processes.
 export OMP_NUM_THREADS ?= 1
@@ -32,8 +34,9 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu:  apt-get install python3-venv"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=24"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@echo "Installing into $(VENV): torch, Ray and the rest, several GB. This takes some minutes, once."
+	@$(BIN)/python -m pip install $(PIP_QUIET) --upgrade "pip>=24"
+	$(BIN)/python -m pip install $(PIP_QUIET) --editable ".[dev]"
 	@touch $(STAMP)
 
 demo: setup
