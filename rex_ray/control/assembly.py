@@ -16,7 +16,7 @@ import numpy as np
 from rex_ray.core.observations import StepObserved, TelemetryGap
 from rex_ray.core.types import FloatArray, IntArray, StepFlag, StepRecord, read_only
 
-__all__ = ["StepAssembler", "quantise_norm"]
+__all__ = ["StepAssembler", "TelemetryWatch", "quantise_norm"]
 
 _MAX_TIME_S = 1e9
 """Some thirty years: a larger "time" is a broken clock, and would overflow the microseconds."""
@@ -41,7 +41,6 @@ class StepAssembler:
         first_step: the group's first optimizer step.
         max_lag_steps: a step still incomplete so far behind the newest complete one is given up.
         max_pending_steps: memory bound: with more steps pending, the oldest incomplete one is given up.
-        gap_after_us: how long without a complete step until that is worth an event.
     """
 
     generation: str
@@ -49,14 +48,11 @@ class StepAssembler:
     first_step: int = 0
     max_lag_steps: int = 32
     max_pending_steps: int = 1024
-    gap_after_us: int = 10_000_000
     _pending: dict[int, _Step] = field(default_factory=dict, init=False)
     _dropped: Counter[str] = field(default_factory=Counter, init=False)
     _versions: tuple[int, int] | None = field(default=None, init=False)
     _next_step: int = field(default=0, init=False)
     _newest_complete: int = field(default=-1, init=False)
-    _num_released: int = field(default=0, init=False)
-    _quiet: tuple[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._next_step = self.first_step
@@ -85,17 +81,6 @@ class StepAssembler:
         for record in records:
             self._take(record)
         return self._release()
-
-    def gap(self, now_us: int) -> TelemetryGap | None:
-        """Say whether complete steps have been missing for too long; ask at every tick. Repeats while they are."""
-        if self._quiet is None or self._quiet[0] != self._num_released:
-            self._quiet = (self._num_released, now_us)
-            return None
-        waited_us = now_us - self._quiet[1]
-        if waited_us < self.gap_after_us:
-            return None
-        self._quiet = (self._num_released, now_us)
-        return TelemetryGap(generation=self.generation, last_step=self.last_step, waited_us=waited_us)
 
     def _take(self, record: StepRecord) -> None:
         if record.generation != self.generation:
@@ -140,7 +125,6 @@ class StepAssembler:
                 self._next_step = skip_to
             else:
                 break
-        self._num_released += len(released)
         return released
 
     def _given_up_before(self) -> int:
@@ -164,6 +148,29 @@ class StepAssembler:
             self._dropped[step.fault] += 1
             return None
         return _assembled(records, num_rows, times)
+
+
+@dataclass(slots=True)
+class TelemetryWatch:
+    """Says when complete steps have been missing for too long.
+
+    Args:
+        after_us: how long without a complete step until that is worth an event.
+    """
+
+    after_us: int = 10_000_000
+    _seen: tuple[str, int] | None = field(default=None, init=False)
+    _since_us: int = field(default=0, init=False)
+
+    def look(self, now_us: int, generation: str, last_step: int) -> TelemetryGap | None:
+        """Look at the newest complete step of a group; ask at every tick. Repeats while nothing comes."""
+        if self._seen != (generation, last_step):
+            self._seen, self._since_us = (generation, last_step), now_us
+        waited_us = now_us - self._since_us
+        if waited_us < self.after_us:
+            return None
+        self._since_us = now_us
+        return TelemetryGap(generation=generation, last_step=last_step, waited_us=waited_us)
 
 
 def _assembled(records: list[StepRecord], num_rows: IntArray, times: FloatArray) -> StepObserved:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from rex_ray.control.assembly import StepAssembler
+from rex_ray.control.assembly import StepAssembler, TelemetryWatch
 from rex_ray.control.commands import ApplyAllocation, Command
 from rex_ray.control.controller import Controller
 from rex_ray.control.events import Event, GroupStarted, StepObserved, Ticked
@@ -66,6 +66,7 @@ class JournalledController:
         self._controller = controller
         self._writer = writer
         self._assembler = _assembler_for(controller)
+        self._watch = TelemetryWatch()
         self._retired: Counter[str] = Counter()
         self._flushed_us = controller.state.now_us
 
@@ -169,7 +170,8 @@ class JournalledController:
         """
         turn = self._handle_all([event])
         if isinstance(event, Ticked) and self._assembler is not None:
-            gap = self._assembler.gap(event.now_us)
+            last_step = self._controller.state.last_step
+            gap = self._watch.look(event.now_us, self._assembler.generation, last_step)
             if gap is not None:
                 after = self._handle_all([gap])
                 turn = Turn(

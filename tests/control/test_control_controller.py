@@ -453,5 +453,5 @@ class AnyRun(RuleBasedStateMachine):
             assert snapshot(again) == snapshot(self.controller)
 
 
-AnyRun.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+AnyRun.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestAnyRun = AnyRun.TestCase
