@@ -37,7 +37,7 @@ def key_figures(run: RunData) -> tuple[KeyFigure, ...]:
     if run.metrics:
         last = run.metrics[-1]
         epochs = f"{last.epoch + 1} epoch{'s' if last.epoch else ''}"
-        figures.append(KeyFigure(label="training time", value=f"{last.elapsed_s:.1f} s", detail=epochs))
+        figures.append(KeyFigure(label="elapsed", value=f"{last.elapsed_s:.1f} s", detail=epochs))
     asked = [decision for decision in run.decisions if decision.kind != "first"]
     applied = sum(decision.applied_at_step is not None for decision in asked)
     detail = f"{applied} took effect" if asked else "the first split stood"
