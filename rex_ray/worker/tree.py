@@ -69,11 +69,20 @@ def slice_rows(tree: Any, start: int, stop: int, *, num_rows: int, strict: bool 
 
 
 def _holds_columns(items: list[Any] | tuple[Any, ...], num_rows: int) -> bool:
-    """Whether a sequence that is as long as the batch holds columns rather than one entry per row."""
-    if any(isinstance(item, (Mapping, list, tuple)) for item in items):
-        return all(leading_rows(item) == num_rows for item in items)
-    columns = [item for item in items if isinstance(item, (torch.Tensor, np.ndarray)) and item.ndim > 0]
-    return bool(columns) and all(item.shape[0] == num_rows for item in columns)
+    """Whether a sequence that happens to be as long as the batch holds columns rather than one entry per row.
+
+    Two rows of (inputs, labels) are two columns, though the sequence has one entry per row as well; so columns win
+    where both readings fit.
+    """
+    return any(_is_column(item, num_rows) for item in items)
+
+
+def _is_column(item: Any, num_rows: int) -> bool:
+    if isinstance(item, (torch.Tensor, np.ndarray)):
+        return item.ndim > 0 and item.shape[0] == num_rows
+    if isinstance(item, Mapping):
+        return any(_is_column(value, num_rows) for value in item.values())
+    return isinstance(item, (list, tuple)) and (len(item) == num_rows or _holds_columns(item, num_rows))
 
 
 def _rebuild(tree: Any, fn: Callable[[Any], Any]) -> Any:

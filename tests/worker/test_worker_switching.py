@@ -84,10 +84,20 @@ def train(rank: int, options: Mapping[str, Any], seed: int, stray: bool) -> Trac
     return trace
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_reallocations_keep_every_row_once_and_switch_together(ranks: GlooGroup, loader: str, seed: int) -> None:
-    traces = ranks.run(train, LOADERS[loader], seed, seed == 2)
+@pytest.mark.parametrize(
+    ("loader", "seed", "stray"),
+    [
+        ("no loader process", 1, False),
+        ("no loader process", 2, True),
+        ("two, persistent", 3, True),
+        ("one, not persistent", 4, False),
+        ("one, far ahead", 5, True),
+    ],
+)
+def test_random_reallocations_keep_every_row_once_and_switch_together(
+    ranks: GlooGroup, loader: str, seed: int, stray: bool
+) -> None:
+    traces = ranks.run(train, LOADERS[loader], seed, stray)
     for epoch in range(3):
         seen = [row for trace in traces for row in trace.epochs[epoch]]
         assert sorted(seen) == list(range(NUM_ROWS))
