@@ -227,7 +227,8 @@ def _metric_figure(name: str, points: FloatArray) -> Figure:
     if len(points) > _MAX_POINTS:
         elapsed_s, values = elapsed_s[_even_indices(len(points))], values[_even_indices(len(points))]
     px, py = x(elapsed_s), y(values)
-    body = frame.axes(x, y, "time since the loop began, s", name) + f'<path class="line metric" d="{line_path(px, py)}"/>'
+    body = frame.axes(x, y, "time since the loop began, s", name)
+    body += f'<path class="line metric" d="{line_path(px, py)}"/>'
     if len(points) <= 80:
         dots = zip(px.tolist(), py.tolist(), strict=True)
         body += "".join(f'<circle class="dot" cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in dots)
