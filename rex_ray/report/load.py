@@ -40,12 +40,12 @@ def find_journal(run: Path) -> Path:
 
 
 def run_name(journal_dir: Path) -> str:
-    """Return the run's name, that of its storage folder."""
+    """Return the run's name, that of its storage folder; an earlier journal that stepped aside is told apart."""
     folder = journal_dir.resolve()
-    for part in ("journal", "rex_ray"):
-        if folder.name == part and folder.parent.name:
-            folder = folder.parent
-    return folder.name
+    if folder.parent.name != "rex_ray":
+        return folder.name
+    name = folder.parent.parent.name
+    return name if folder.name == "journal" else f"{name} ({folder.name})"
 
 
 def load_journal(run: Path) -> Journal:

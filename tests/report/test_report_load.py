@@ -19,6 +19,13 @@ def test_a_run_may_be_named_by_any_of_its_folders(recorded_run: Path, inside: st
     assert run_name(journal) == "mixed-rex"
 
 
+def test_an_earlier_journal_of_a_run_is_told_apart(recorded_run: Path, tmp_path: Path) -> None:
+    earlier = tmp_path / "run" / "rex_ray" / "journal-1"
+    shutil.copytree(recorded_run / "rex_ray" / "journal", earlier)
+    assert run_name(find_journal(earlier)) == "run (journal-1)"
+    assert run_name(tmp_path) == tmp_path.name
+
+
 def test_a_folder_that_holds_one_run_stands_for_it_and_several_are_named(recorded_run: Path, tmp_path: Path) -> None:
     shutil.copytree(recorded_run, tmp_path / "one")
     assert find_journal(tmp_path) == tmp_path / "one" / "rex_ray" / "journal"
