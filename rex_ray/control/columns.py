@@ -35,6 +35,15 @@ _PER_RANK: dict[str, Callable[[StepObserved], IntArray]] = {
     # What a step takes beyond its parts is small, so the residual is stored.
     "rest_us": lambda step: step.step_us - step.data_us - step.compute_us - step.sync_us,
 }
+# What a block's head looks like: known to both sides, so that a small block need not spell it out.
+_NAMES = (
+    "loss global_sq_norm num_groups weighted_sq_norm rest_us sync_us compute_us data_us num_rows flags version step"
+)
+_HEAD = "".join(
+    f'{{"name":"{name}","shape":[512,4],"num_bytes":2052,"as":"{form}","width":"<u4"}},'
+    for form in ("float", "differences", "distances")
+    for name in _NAMES.split()
+).encode()
 _OPTIONAL = ("weighted_sq_norm", "num_groups", "global_sq_norm", "loss", "peak_memory_bytes")
 
 
@@ -63,12 +72,13 @@ def encode_steps(numbers: Sequence[int], steps: Sequence[StepObserved]) -> bytes
         if any(value is not None for value in values):
             put(name, np.array([value for value in values if value is not None]), [v is not None for v in values])
     head = json.dumps(meta, separators=(",", ":")).encode()
-    return zlib.compress(struct.pack("<I", len(head)) + head + b"".join(parts), 6)
+    packer = zlib.compressobj(6, zdict=_HEAD)
+    return packer.compress(struct.pack("<I", len(head)) + head + b"".join(parts)) + packer.flush()
 
 
 def decode_steps(data: bytes) -> list[tuple[int, StepObserved]]:
     """Return the event numbers and steps that ``encode_steps`` was given; arrays are read-only."""
-    raw = zlib.decompress(data)
+    raw = zlib.decompressobj(zdict=_HEAD).decompress(data)
     (head_bytes,) = struct.unpack_from("<I", raw)
     meta = json.loads(raw[4 : 4 + head_bytes])
     at = 4 + head_bytes

@@ -39,6 +39,7 @@ from rex_ray.control.events import (
     TrialProposed,
     WorkerLost,
 )
+from rex_ray.control.evidence import observe_step
 from rex_ray.control.notes import Note
 from rex_ray.control.outcome import Handler, Mode, Rules
 from rex_ray.control.phases import ControllerState, Ended, Phase, Running, Starting, Switching, Waiting
@@ -68,21 +69,21 @@ TRANSITIONS: Mapping[type[Phase], Mapping[type[Event], Handler]] = {
     Starting: _ALWAYS
     | {
         Ticked: do.remind_group,
-        StepObserved: do.observe_step,
+        StepObserved: observe_step,
         TelemetryGap: do.miss_telemetry,
         WorkerLost: do.lose_worker,
     },
     Running: _ALWAYS
     | {
         Ticked: do.tell_time,
-        StepObserved: do.observe_step,
+        StepObserved: observe_step,
         TelemetryGap: do.miss_telemetry,
         WorkerLost: do.lose_worker,
     },
     Switching: _ALWAYS
     | {
         Ticked: do.remind_group,
-        StepObserved: do.observe_step,
+        StepObserved: observe_step,
         TelemetryGap: do.miss_telemetry,
         WorkerLost: do.lose_worker,
     },

@@ -1,11 +1,10 @@
-"""What each event does: pure functions of rules, state and event. Which phase admits which stands in ``controller``.
+"""What each event but a step does: pure functions of rules, state and event. ``controller`` has the table of them.
 
 A handler that raises has changed nothing: the new state is a value that it did not get to return.
 """
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 
 from rex_ray.control.commands import ApplyAllocation, CancelSearch, Command
@@ -17,13 +16,12 @@ from rex_ray.control.events import (
     RunEnded,
     SearchFailed,
     SearchFinished,
-    StepObserved,
     TelemetryGap,
     Ticked,
     TrialProposed,
     WorkerLost,
 )
-from rex_ray.control.notes import Applied, Decided, Measured, Note, Withdrawn
+from rex_ray.control.notes import Decided, Withdrawn
 from rex_ray.control.outcome import Outcome, Rules, drop
 from rex_ray.control.phases import (
     ControllerState,
@@ -37,8 +35,8 @@ from rex_ray.control.phases import (
     Waiting,
 )
 from rex_ray.core.errors import IllegalEventError, InfeasibleError
-from rex_ray.core.observations import AllocationApplied, SearchResult
-from rex_ray.core.types import Allocation, StepFlag
+from rex_ray.core.observations import SearchResult
+from rex_ray.core.types import Allocation
 from rex_ray.policies.base import Proposal
 from rex_ray.policies.limits import equal_shares, resumed_shares
 
@@ -50,7 +48,6 @@ __all__ = [
     "lose_worker",
     "miss_telemetry",
     "note_metric",
-    "observe_step",
     "refuse_trial",
     "remind_group",
     "tell_time",
@@ -166,82 +163,6 @@ def _withdraw(state: ControllerState, phase: Switching, waited_us: int) -> Outco
     reason = f"allocation {late.version} was not taken up within {waited_us / 1e6:.0f} s"
     note = Withdrawn(step=state.last_step, version=late.version, by_version=state.next_version, waited_us=waited_us)
     return replace(publish(state, phase, old, reason=reason, withdrawn=late), notes=(note,))
-
-
-def observe_step(rules: Rules, state: ControllerState, event: StepObserved) -> Outcome:
-    """A complete step: evidence, and the only proof that an allocation was applied."""
-    phase = state.phase
-    assert isinstance(phase, Starting | Running | Switching)
-    if event.generation != phase.group.generation:
-        return drop_event(rules, state, event)
-    if event.step <= state.last_step:
-        raise IllegalEventError(f"step {event.step} came after step {state.last_step}: steps must come in order")
-    if len(event.num_rows) != phase.group.problem.num_workers:
-        raise IllegalEventError(
-            f"step {event.step} has {len(event.num_rows)} ranks in a group of {phase.group.problem.num_workers}"
-        )
-    if not isinstance(phase, Starting) and event.allocation_version == phase.allocation.version:
-        return _judge_step(rules, state, event)
-    if isinstance(phase, Starting | Switching):
-        if event.allocation_version == phase.pending.allocation.version:
-            running = Running(group=phase.group, allocation=phase.pending.allocation)
-            return _apply(rules, state, event, running).then(lambda now: _judge_step(rules, now, event))
-        if isinstance(phase, Switching) and phase.withdrawn and event.allocation_version == phase.withdrawn.version:
-            # Taken up too late: true all the same, until what withdraws it is applied in its turn.
-            late = replace(phase, allocation=phase.withdrawn, withdrawn=None)
-            return _apply(rules, state, event, late).then(lambda now: _judge_step(rules, now, event))
-    return drop(state, "StepObserved of an unknown version")
-
-
-def _apply(rules: Rules, state: ControllerState, event: StepObserved, phase: Running | Switching) -> Outcome:
-    """The first complete step under an allocation: it is applied, and what was measured before is compared with."""
-    assert isinstance(state.phase, Starting | Switching)
-    pending = state.phase.pending
-    old_rows = state.phase.allocation.global_batch_size if isinstance(state.phase, Switching) else 0
-    past = state.gauge.slowest_us
-    gauge = Gauge(
-        before_us=int(statistics.median(past)) if past and old_rows else None,
-        before_rows=old_rows,
-        predicted_gain=pending.predicted_gain,
-    )
-    applied = Applied(
-        step=event.step,
-        version=phase.allocation.version,
-        local_batch_sizes=phase.allocation.local_batch_sizes,
-        lag_steps=event.step - pending.decided_step,
-    )
-    now = replace(state, phase=phase, gauge=gauge, last_unheeded=None)
-    told = ask(rules, now, AllocationApplied(allocation=phase.allocation, step=event.step))
-    return replace(told, notes=(applied, *told.notes))
-
-
-def _judge_step(rules: Rules, state: ControllerState, event: StepObserved) -> Outcome:
-    gauge: Gauge = state.gauge
-    notes: tuple[Note, ...] = ()
-    if event.flags == StepFlag.NONE:
-        gauge, notes = _gauge(rules, state, event)
-    seen = replace(state, last_step=event.step, step_us=int(event.step_us.max()), gauge=gauge)
-    told = ask(rules, seen, event)
-    return replace(told, notes=(*notes, *told.notes)) if notes else told
-
-
-def _gauge(rules: Rules, state: ControllerState, event: StepObserved) -> tuple[Gauge, tuple[Note, ...]]:
-    """Take in a clean step; once there are enough since a change, say what it brought."""
-    gauge = state.gauge
-    slowest_us = (*gauge.slowest_us[1 - rules.gauge_steps :], int(event.own_us.max()))
-    if gauge.before_us is None or len(slowest_us) < rules.gauge_steps:
-        return replace(gauge, slowest_us=slowest_us), ()
-    after_us = int(statistics.median(slowest_us))
-    per_row = (after_us / max(1, int(event.num_rows.sum()))) / (max(1, gauge.before_us) / gauge.before_rows)
-    measured = Measured(
-        step=event.step,
-        version=event.allocation_version,
-        before_us=gauge.before_us,
-        after_us=after_us,
-        gain=1.0 - per_row,
-        predicted_gain=gauge.predicted_gain,
-    )
-    return Gauge(slowest_us=slowest_us), (measured,)
 
 
 def miss_telemetry(rules: Rules, state: ControllerState, event: TelemetryGap) -> Outcome:
