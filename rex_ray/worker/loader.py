@@ -149,7 +149,7 @@ class TrainLoader:
         end_pass: Callable[[], None],
     ) -> None:
         self.dataset = dataset
-        self._data_loader = data_loader
+        self._data_loader: DataLoader[Any] | None = data_loader
         self._sampler = sampler
         self._switch = switch
         self._tracker = tracker
@@ -164,6 +164,8 @@ class TrainLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
+        if self._data_loader is None:
+            raise RexError("the session that made this loader is closed")
         self._sampler.rewind(self._start_pass())
         self._newest = _Pass(self, iter(self._data_loader))
         return self._newest
@@ -173,8 +175,9 @@ class TrainLoader:
         if asking is not self._newest:
             raise RexError("this iterator of session.loader was replaced by a newer one; use one at a time")
         self._tracker.asked_for_next()
-        self._switch.boundary(self._tracker.position.step, self._tracker.last_step_s)
         asked_s = now_s()
+        self._switch.boundary(self._tracker.position.step, self._tracker.last_step_s)
+        drawing_s = now_s()
         try:
             batch = next(batches)
         except StopIteration:
@@ -184,13 +187,12 @@ class TrainLoader:
         plan = self._sampler.drawn.popleft()
         assert plan.step == self._tracker.position.step, "a pass hands out its plans in step order"
         batch = to_device(batch, self._tracker.device)
-        step = self._tracker.begin(plan, asked_s=asked_s)
+        step = self._tracker.begin(plan, asked_s=asked_s, waited_s=now_s() - drawing_s)
         return batch if step.num_rows else slice_rows(batch, 0, 0, num_rows=1)
 
     def stop(self) -> None:
         """Let go of the iterator, and with it of the loader processes."""
-        self._newest = None
-        del self._data_loader
+        self._newest = self._data_loader = None
 
 
 class _Pass:

@@ -47,7 +47,7 @@ class OptimizerHooks:
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del args, kwargs
         self._restore(optimizer)
-        self._tracker.reductions_since_update = 0
+        self._tracker.batches_since_update = 0
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
         if self._own_rates is not None:
@@ -57,12 +57,12 @@ class OptimizerHooks:
 
     def _look_for_multiplied_batch(self) -> None:
         """Warn of ``if i % k == 0: optimizer.step()``; twice in a row, since a gradient scaler may skip once."""
-        several = self._tracker.reductions_since_update > 1
+        several = self._tracker.batches_since_update > 1
         self._multiplied_in_a_row = self._multiplied_in_a_row + 1 if several else 0
         if self._multiplied_in_a_row == 2 and not self._warned:
             self._warned = True
             warnings.warn(
-                f"the optimizer steps once in {self._tracker.reductions_since_update} loader batches. A loader batch "
+                f"the optimizer steps once in {self._tracker.batches_since_update} loader batches. A loader batch "
                 "is already this rank's whole share of an optimizer step, so this multiplies the global batch size; "
                 "to save memory, cut one batch with session.micro_batches(batch, num_chunks), to train with larger "
                 "batches, raise global_batch_size",

@@ -250,7 +250,8 @@ class Session:
 
         Args:
             loss: mean over the rows (or tokens) of this rank's batch or micro-batch.
-            weight: number of tokens behind the mean; needed with ``weight_by="tokens"``, refused otherwise.
+            weight: number of tokens behind the mean; needed with ``weight_by="tokens"``, refused with the default,
+                which weights a rank by its samples.
         """
         self._need_gradients().backward(loss, weight)
 

@@ -53,16 +53,21 @@ class StepTracker:
         self.lossless = True
         self.prepared = False
         self.last_step_s: float | None = None
-        self.reductions_since_update = 0
+        self.batches_since_update = 0
         self.own_rows_since_sync = 0
         self.total_rows_since_sync = 0
 
     # --- the loader's side
 
-    def begin(self, plan: Plan, *, asked_s: float) -> StepInHand:
-        """A batch is handed to the user's loop."""
-        began_s = now_s()
-        info = StepInfo(step=plan.step, num_rows=plan.num_rows[self._rank], began_s=began_s, data_s=began_s - asked_s)
+    def begin(self, plan: Plan, *, asked_s: float, waited_s: float = 0.0) -> StepInHand:
+        """A batch is handed to the user's loop.
+
+        Args:
+            plan: the step's rows.
+            asked_s: when the loop asked for it; the step's wall time starts here.
+            waited_s: how long the data took, without what was agreed with other ranks in between.
+        """
+        info = StepInfo(step=plan.step, num_rows=plan.num_rows[self._rank], began_s=now_s(), data_s=waited_s)
         self.in_hand = StepInHand(
             plan=plan,
             rank=self._rank,
@@ -126,8 +131,9 @@ class StepTracker:
 
     def backward_began(self) -> None:
         """A gradient reaches the model's output."""
-        if self.in_hand is not None:
+        if self.in_hand is not None and not self.in_hand.backward_seen:
             self.in_hand.backward_seen = True
+            self.batches_since_update += 1
 
     def last_gradient(self) -> None:
         """The last local gradient before a reduction is there."""
@@ -148,7 +154,7 @@ class StepTracker:
             and interval > 0
             and step.plan.step % interval == 0
             and self.lossless
-            and not self.reductions_since_update
+            and self.batches_since_update == 1
         )
 
     def add_local_sq(self, value: torch.Tensor) -> None:
@@ -168,8 +174,6 @@ class StepTracker:
         if self._rank == 0 and self.measures_norm:
             step.global_sq = total_squared_norm(self.parameters)
         step.num_reductions += 1
-        if step.num_reductions == 1:
-            self.reductions_since_update += 1
 
     def before_update(self) -> None:
         """The optimizer is about to step.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -293,6 +294,25 @@ def test_b4_unequal_accumulation_reduces_once_and_equals_the_reference(ranks: Gl
     for error, reductions in ranks.run(accumulate_unequally, how):
         assert error < 1e-10
         assert reductions == 3  # steps
+
+
+def hold_gradients_over_two_batches(rank: int) -> float:
+    """The user's own no_sync over loader batches of 12 and 7 rows: the sum of both batches' gradients."""
+    data = Rows(19)
+    expected = torch.zeros(())
+    with opened(ScriptedLink((1, 3, 8))) as session:
+        model = two_layers()
+        ddp, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        for ids, inputs, targets in session.loader(data):
+            rows = all_rows(session, ids, 19)
+            expected = expected + reference_gradient(two_layers, mean_loss, data, rows)
+            with ddp.no_sync() if len(rows) == 12 else nullcontext():
+                mean_loss(ddp, inputs, targets).backward()
+    return float((gradient_of(model) - expected).abs().max())
+
+
+def test_no_sync_over_batches_of_different_shares_gives_the_sum_of_their_gradients(ranks: GlooGroup) -> None:
+    assert max(ranks.run(hold_gradients_over_two_batches)) < 1e-10
 
 
 TOKENS = (10, 200, 35)

@@ -107,8 +107,9 @@ def test_random_reallocations_keep_every_row_once_and_switch_together(
     assert len({str(order) for order in orders}) == 3
 
 
-def change_far_ahead(rank: int) -> tuple[dict[int, int], list[int], list[int]]:
+def change_far_ahead(rank: int) -> tuple[dict[int, int], list[int], list[int], list[int]]:
     """Two loader processes that prefetch four batches each; new shares are published when step 10 is asked for."""
+    held: list[int] = []
     trace, link = Trace(), ScriptedLink((4, 4, 4), {11: Allocation(version=1, local_batch_sizes=(8, 3, 1))})
     with opened(link, control_interval_steps=1) as session:
         model = two_layers()
@@ -116,17 +117,19 @@ def change_far_ahead(rank: int) -> tuple[dict[int, int], list[int], list[int]]:
         for batch in session.loader(Rows(NUM_ROWS * 2), num_workers=2, prefetch_factor=4):
             trace.note(session, batch[0])
             train_on(ddp, optimizer, batch)
-    return trace.versions, trace.epochs[0], [record.num_rows for record in link.steps]
+            held.append(len(batch[0]))
+    return trace.versions, trace.epochs[0], [record.num_rows for record in link.steps], held
 
 
 def test_a6_a_change_under_prefetch_lands_on_one_known_step_and_loses_no_row(ranks: GlooGroup) -> None:
     results = ranks.run(change_far_ahead)
     step, interval, ahead = 10, 1, 2 * 4
-    for versions, _, rows in results:
+    for versions, _, rows, held in results:
+        assert rows == held
         assert min(k for k, version in versions.items() if version == 1) == step + interval + ahead
         assert set(rows[: step + interval + ahead]) == {4}
-    assert [rows[step + interval + ahead] for *_, rows in results] == [8, 3, 1]
-    assert sorted(row for _, ids, _ in results for row in ids) == list(range(NUM_ROWS * 2))
+    assert [rows[step + interval + ahead] for *_, rows, _ in results] == [8, 3, 1]
+    assert sorted(row for _, ids, *_ in results for row in ids) == list(range(NUM_ROWS * 2))
 
 
 def switch_too_early(rank: int) -> str:

@@ -30,10 +30,11 @@ class RankError(AssertionError):
 
 
 class GlooGroup:
-    """``num_ranks`` processes in one gloo group."""
+    """``num_ranks`` processes in one group; its backend is gloo unless said otherwise."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, backend: str = "gloo") -> None:
         self.num_ranks = num_ranks
+        self._backend = backend
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._pipes: list[Connection] = []
 
@@ -79,22 +80,22 @@ class GlooGroup:
             port = probe.getsockname()[1]
         for rank in range(self.num_ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.num_ranks, port, theirs))
+            process = context.Process(target=_serve, args=(rank, self.num_ranks, self._backend, port, theirs))
             process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
 
 
-def _serve(rank: int, num_ranks: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, num_ranks: int, backend: str, port: int, pipe: Connection) -> None:
     os.setsid()
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"tcp://127.0.0.1:{port}",
         rank=rank,
         world_size=num_ranks,
