@@ -19,6 +19,7 @@ from experiments._harness import bootstrap_median
 from experiments._overhead_loops import LEARNING_RATE, LOCAL_ROWS, WIDTH, layered_net, train_step
 from rex_ray.core.types import Allocation
 from rex_ray.worker.comm_hook import Reduction, reduce_bucket
+from rex_ray.worker.optimizer_hooks import OptimizerHooks
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.probes import RecordQueue
 from rex_ray.worker.sampler import Plan
@@ -29,7 +30,7 @@ from rex_ray.worker.weighting import OutputWeights
 __all__ = ["measure_parts"]
 
 NORM_INTERVAL = WorkerOptions(global_batch_size=1).norm_interval_steps
-PARTS = ("weights", "hook and stamp", "norms")
+PARTS = ("weights and optimizer hooks", "hook and stamp", "norms")
 
 
 def measure_parts(num_rounds: int, seed: int) -> dict[str, tuple[float, float, float]]:
@@ -44,7 +45,12 @@ def measure_parts(num_rounds: int, seed: int) -> dict[str, tuple[float, float, f
             for variant in variants:
                 for _ in range(10):
                     variant.step()
-            seconds = np.array([[variant.step() for variant in variants] for _ in range(num_rounds)])
+            # In a new order each round: a step is a little quicker or slower for what ran just before it.
+            rng = np.random.default_rng(seed)
+            seconds = np.empty((num_rounds, len(variants)))
+            for times in seconds:
+                for k in rng.permutation(len(variants)):
+                    times[k] = variants[k].step()
         finally:
             dist.destroy_process_group()
     added = np.diff(seconds, axis=1)
@@ -56,7 +62,8 @@ class _Variant:
     """A training step with the first ``num_parts`` parts."""
 
     def __init__(self, num_parts: int) -> None:
-        options = WorkerOptions(global_batch_size=4 * LOCAL_ROWS, norm_interval_steps=1 if num_parts > 2 else 0)
+        self._takes_norms = num_parts > 2
+        options = WorkerOptions(global_batch_size=4 * LOCAL_ROWS, norm_interval_steps=int(self._takes_norms))
         self._net = layered_net()
         model = DistributedDataParallel(self._net, gradient_as_bucket_view=True)
         self._tracker = StepTracker(
@@ -71,15 +78,23 @@ class _Variant:
             model.register_comm_hook(Reduction(self._tracker, group), reduce_bucket)
         self._model = model
         self._optimizer = torch.optim.SGD(self._net.parameters(), lr=LEARNING_RATE)
+        if num_parts > 0:
+            OptimizerHooks(self._tracker).install(self._optimizer)
         self._inputs = torch.randn(LOCAL_ROWS, WIDTH)
         # A quarter of the rows, so that the weight is not 1 and has to be multiplied.
         allocation = Allocation(version=0, local_batch_sizes=(LOCAL_ROWS, 3 * LOCAL_ROWS))
         self._plan = Plan(step=0, epoch=0, cursor=0, allocation=allocation, num_rows=allocation.local_batch_sizes)
 
     def step(self) -> float:
-        """Run one step; return its seconds."""
-        self._tracker.begin(self._plan, asked_s=now_s())
-        self._tracker.reductions_since_update = 0
+        """Run one step; return its seconds.
+
+        Raises:
+            RuntimeError: norms were taken where they should not be, or the reverse: the variants are not what they say.
+        """
+        in_hand = self._tracker.begin(self._plan, asked_s=now_s())
         began_s = time.perf_counter()
         train_step(self._model, self._optimizer, self._inputs)
-        return time.perf_counter() - began_s
+        took_s = time.perf_counter() - began_s
+        if (in_hand.local_sq is not None) != self._takes_norms:
+            raise RuntimeError(f"a step that should {'' if self._takes_norms else 'not '}take norms did otherwise")
+        return took_s

@@ -30,7 +30,7 @@ from rex_ray.worker.emulation import EmulationSpec, emulated
 
 __all__ = ["DEFAULT_POLICIES", "DEFAULT_WORKERS", "DemoSettings", "run_demo", "truth_of"]
 
-FULL_EPOCHS = 45
+FULL_EPOCHS = 40
 QUICK_EPOCHS = 8
 
 DEFAULT_POLICIES = ("bsp", "dlb", "rex")
