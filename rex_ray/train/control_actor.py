@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 import ray
 from ray.exceptions import RayError
@@ -101,6 +101,7 @@ class ControlActor:
         _log_to_stderr()
         self._config = config
         self._queue_name = queue_name
+        self._queue: Any = None
         self._dir = Path(journal_dir)
         self._published: Allocation | None = None
         self._news = asyncio.Event()
@@ -240,14 +241,15 @@ class ControlActor:
 
     async def _queued(self, wait_s: float) -> list[Batch]:
         """Return everything that the Queue holds, after waiting a while for the first batch."""
-        queue = ray.get_actor(self._queue_name)
+        if self._queue is None:
+            self._queue = ray.get_actor(self._queue_name)
         try:
-            batches: list[Batch] = [await queue.get.remote(wait_s)] if wait_s else []
+            batches: list[Batch] = [await self._queue.get.remote(wait_s)] if wait_s else []
         except Empty:
             return []
-        rest: int = await queue.qsize.remote()
+        rest: int = await self._queue.qsize.remote()
         if rest:
-            batches += await queue.get_nowait_batch.remote(rest)
+            batches += await self._queue.get_nowait_batch.remote(rest)
         return batches
 
     def _take_all(self, batches: Iterable[Batch]) -> None:

@@ -116,7 +116,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
                 control=control,
                 queue=queue,
             )
-            self.train_loop_per_worker = partial(run_worker, loop=self._train_loop, wiring=wiring)
+            self.train_loop_per_worker: TrainLoop = partial(run_worker, loop=self._train_loop, wiring=wiring)
             users = self.run_config.callbacks
             self.run_config.callbacks = [*(users or []), _LossTeller(control)]
             try:

@@ -1,0 +1,232 @@
+"""RexTrainer on a real Ray cluster: it trains, journals, survives what may die, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+from train_harness import (
+    BATCH,
+    ROWS,
+    assert_nothing_left,
+    control_actor,
+    counting_loop,
+    journal_of,
+    queue_actor,
+    steps_of,
+    switches_of,
+    wait_for,
+)
+
+from rex_ray import RexConfig, RexTrainer
+from rex_ray.control.events import GroupStarted, MetricReported, RunEnded, WorkerLost
+from rex_ray.control.replay import replay
+from rex_ray.core.types import Allocation
+from rex_ray.train import trainer as trainer_module
+from rex_ray.train.control_actor import ControlActor
+from rex_ray.train.local_cluster import LocalCluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def make_trainer(cluster: LocalCluster, tmp_path: Path) -> Callable[..., RexTrainer]:
+    def make(
+        *, num_epochs: int = 6, max_failures: int = 0, checkpoint_interval_s: float = 0.0, **loop_config: Any
+    ) -> RexTrainer:
+        return RexTrainer(
+            counting_loop,
+            train_loop_config={"num_epochs": num_epochs, **loop_config},
+            rex_config=RexConfig(
+                policy="rex", global_batch_size=BATCH, checkpoint_interval_s=checkpoint_interval_s, join_timeout_s=20.0
+            ),
+            scaling_config=ScalingConfig(num_workers=2, label_selector=cluster.label_selectors),
+            run_config=RunConfig(
+                name="run", storage_path=str(tmp_path), failure_config=FailureConfig(max_failures=max_failures)
+            ),
+            dataset_size=ROWS,
+        )
+
+    return make
+
+
+@pytest.fixture
+def in_background() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Run something beside ``fit``; what goes wrong in it fails the test."""
+    threads: list[threading.Thread] = []
+    errors: list[BaseException] = []
+
+    def start(act: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                act()
+            except BaseException as error:
+                errors.append(error)
+
+        threads.append(threading.Thread(target=guarded, daemon=True))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join(30)
+    assert not errors, errors
+
+
+def first_steps_seen() -> bool:
+    control = control_actor()
+    return control is not None and ray.get(control.status.remote(), timeout=10).last_step >= 2
+
+
+def test_a_run_counts_every_row_switches_shares_and_replays(make_trainer: Callable[..., RexTrainer]) -> None:
+    trainer = make_trainer()
+    result = trainer.fit()
+    assert result.metrics == {"fewest": 6.0, "most": 6.0}
+    assert_nothing_left()
+
+    status = trainer.control_status
+    assert status is not None
+    assert status.phase == "Ended"
+    assert status.fault is None
+    assert status.num_restarts == 0
+
+    journal = journal_of(trainer.journal_dir)
+    assert trainer.journal_dir == trainer.run_dir / "journal"
+    (started,) = (event for event in journal.events if isinstance(event, GroupStarted))
+    assert sorted(worker.device for worker in started.problem.workers) == ["T4", "V100"]
+    assert started.problem.dataset_size == ROWS
+    assert [step.step for step in steps_of(journal)] == list(range(6 * ROWS // BATCH))
+    reported = [event for event in journal.events if isinstance(event, MetricReported)]
+    assert [event.metrics["fewest"] for event in reported] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert journal.events[-1] == RunEnded(reason="finished")
+
+    slow = [worker.device for worker in started.problem.workers].index("T4")
+    last = switches_of(journal)[-1].local_batch_sizes
+    assert last[slow] < BATCH / 2, "the slow worker kept the larger share"
+    report = replay(journal)
+    assert report.is_identical, report.differences
+
+
+def test_the_same_name_goes_on_from_the_last_save_and_keeps_the_old_journal(
+    make_trainer: Callable[..., RexTrainer],
+) -> None:
+    first = make_trainer(num_epochs=2)
+    assert first.fit().metrics == {"fewest": 2.0, "most": 2.0}
+    second = make_trainer(num_epochs=3)
+    assert second.fit().metrics == {"fewest": 3.0, "most": 3.0}
+    steps = [step.step for step in steps_of(journal_of(second.journal_dir))]
+    assert steps == list(range(2 * ROWS // BATCH, 3 * ROWS // BATCH))
+    assert steps_of(journal_of(second.run_dir / "journal-1"))[-1].step == 2 * ROWS // BATCH - 1
+
+
+def test_a_broken_queue_means_no_observations_and_training_ends_well(
+    make_trainer: Callable[..., RexTrainer], in_background: Callable[..., None]
+) -> None:
+    in_background(lambda: ray.kill(wait_for(queue_actor, 60, "the queue"), no_restart=True))
+    trainer = make_trainer()
+    assert trainer.fit().metrics == {"fewest": 6.0, "most": 6.0}
+    journal = journal_of(trainer.journal_dir)
+    assert any(isinstance(event, GroupStarted) for event in journal.events)
+    assert steps_of(journal) == []
+    assert switches_of(journal) == []
+    assert_nothing_left()
+
+
+class DeafActor(ControlActor):
+    """Answers everything but the question for news."""
+
+    async def latest(self, generation: str, version: int) -> Allocation | None:
+        await asyncio.sleep(3600)
+        return None
+
+
+def test_a_blocked_actor_call_means_no_switch_and_training_ends_well(
+    make_trainer: Callable[..., RexTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "ControlActor", DeafActor)
+    trainer = make_trainer()
+    assert trainer.fit().metrics == {"fewest": 6.0, "most": 6.0}
+    journal = journal_of(trainer.journal_dir)
+    assert len(steps_of(journal)) == 6 * ROWS // BATCH
+    assert len(journal.commands) >= 2, "a switch was published"
+    assert switches_of(journal) == [], "and nobody heard of it"
+    assert_nothing_left()
+
+
+def test_f2_a_killed_control_actor_is_back_from_its_journal_and_training_never_notices(
+    make_trainer: Callable[..., RexTrainer], in_background: Callable[..., None]
+) -> None:
+    def kill() -> None:
+        wait_for(first_steps_seen, 60, "the first steps")
+        ray.kill(control_actor(), no_restart=False)
+
+    in_background(kill)
+    trainer = make_trainer(num_epochs=16)
+    assert trainer.fit().metrics == {"fewest": 16.0, "most": 16.0}
+    status = trainer.control_status
+    assert status is not None
+    assert status.num_restarts == 1
+    assert status.fault is None
+    journal = journal_of(trainer.journal_dir)
+    assert len(journal.headers) == 2
+    assert steps_of(journal)[-1].step == 16 * ROWS // BATCH - 1
+    assert journal.events[-1] == RunEnded(reason="finished")
+    report = replay(journal)
+    assert report.is_identical, report.differences
+    assert_nothing_left()
+
+
+def test_a_killed_worker_is_restarted_at_the_last_saved_sample(
+    make_trainer: Callable[..., RexTrainer], tmp_path: Path
+) -> None:
+    trainer = make_trainer(num_epochs=4, max_failures=1, at_epoch=2, once=str(tmp_path / "killed"))
+    assert trainer.fit().metrics == {"fewest": 4.0, "most": 4.0}
+    assert (tmp_path / "killed").exists()
+    journal = journal_of(trainer.journal_dir)
+    first, second = (event for event in journal.events if isinstance(event, GroupStarted))
+    assert first.step == 0
+    assert second.step == 2 * ROWS // BATCH, "the save at the end of epoch 1"
+    assert second.allocation is not None
+    assert any(isinstance(event, WorkerLost) and event.rank == 1 for event in journal.events)
+    assert steps_of(journal)[-1].step == 4 * ROWS // BATCH - 1
+    assert replay(journal).is_identical
+    assert_nothing_left()
+
+
+def test_a_failing_loop_fails_the_run_and_leaves_nothing(make_trainer: Callable[..., RexTrainer]) -> None:
+    trainer = make_trainer(at_epoch=0, raises=True)
+    with pytest.raises(TrainingFailedError, match="the loop's own fault"):
+        trainer.fit()
+    last = journal_of(trainer.journal_dir).events[-1]
+    assert isinstance(last, RunEnded)
+    assert last.reason.startswith("failed: ")
+    assert_nothing_left()
+
+
+def test_ctrl_c_ends_the_run_and_leaves_nothing(cluster: LocalCluster, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("ctrl_c_script.py")
+    process = subprocess.Popen(
+        [sys.executable, str(script), cluster.address, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(script.parent)},
+    )
+    try:
+        wait_for(first_steps_seen, 90, "the first steps")
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert "fit returned" not in output, output
+    assert journal_of(tmp_path / "run" / "rex_ray" / "journal").events[-1] == RunEnded(reason="interrupted"), output
+    assert_nothing_left()
