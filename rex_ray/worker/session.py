@@ -84,7 +84,8 @@ class Session:
         self.rank, self.world_size = self._values.rank, self._values.size
         self.generation: str = self._values.broadcast_object(uuid.uuid4().hex, "the group's identity")
         link.started(self.generation)
-        self._restored = reporter.restore()
+        restored = reporter.restore()
+        self._restored = None if restored is None else dict(restored)
         self._tracker = StepTracker(
             rank=self.rank,
             options=options,
@@ -197,7 +198,11 @@ class Session:
         return (self._model, optimizer, *(part for part in (scheduler, scaler) if part is not None))
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the bare model: evaluate with it, also on one rank alone."""
+        """Return the bare model: evaluate with it, also on one rank alone.
+
+        The other ranks then wait in their next collective, so one rank alone must be done well within
+        ``collective_timeout_s``; evaluate on all of them with :meth:`eval_loader` and :meth:`pool` instead.
+        """
         return replicas.unwrap(model)
 
     def loader(self, dataset: Any, **options: Any) -> TrainLoader:
@@ -419,9 +424,13 @@ def open_session(
     global _current  # noqa: PLW0603 - one session per process, like the process group it wraps
     if _current is not None:
         raise ConfigError("a session is open already in this process")
-    session = Session(
-        options=options, device_kind=device, node=node, link=link, reporter=reporter, torch_device=torch_device
-    )
+    try:
+        session = Session(
+            options=options, device_kind=device, node=node, link=link, reporter=reporter, torch_device=torch_device
+        )
+    except BaseException:
+        link.close(_CLOSE_LIMIT_S)
+        raise
     _current = session
     failed = True
     try:

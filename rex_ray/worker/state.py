@@ -6,7 +6,7 @@ the data is (epoch, cursor): a group of any size can go on from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,11 +58,11 @@ class Prepared:
         """Return every part's state by name."""
         return {name: part.state_dict() for name, part in self._parts().items()}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load every part that the state holds."""
+    def load(self, state: MutableMapping[str, Any]) -> None:
+        """Load every part that the state holds, and take it out: a second copy of the model is not kept."""
         for name, part in self._parts().items():
             if name in state:
-                part.load_state_dict(state[name])
+                part.load_state_dict(state.pop(name))
 
 
 def save_position(position: Position, dataset_size: int | None, seed: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rex_ray.worker.joining import reference_batch
 from rex_ray.worker.link import GroupInfo
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.session import Session, get_session
+from rex_ray.worker.tree import slice_rows
 
 
 def prepared(session: Session, lr: float = 0.01) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -281,6 +282,35 @@ def test_a_session_is_found_while_open_and_only_then() -> None:
     assert link.closed
     with pytest.raises(ConfigError, match="no session is open"):
         get_session()
+
+
+class BrokenReporter(MemoryReporter):
+    def restore(self) -> Any:
+        raise ConfigError("not a save of ours")
+
+
+def test_a_session_that_cannot_open_closes_its_link() -> None:
+    link = ScriptedLink()
+    with pytest.raises(ConfigError, match="not a save"), opened(link, BrokenReporter()):
+        pass
+    assert link.closed
+    with opened():  # and leaves the way free for the next
+        pass
+
+
+def by_name(rows: list[Any]) -> dict[str, Any]:
+    return {"ids": [row[0] for row in rows], "x": torch.stack([row[1] for row in rows])}
+
+
+def test_a_users_collate_function_keeps_its_form_also_for_no_rows() -> None:
+    link = ScriptedLink()
+    with opened(link) as session:
+        net, _ = prepared(session)
+        for batch in session.loader(Rows(30), collate_fn=by_name):
+            assert len(batch["ids"]) == len(batch["x"])
+            net(batch["x"]).mean().backward()
+    assert [record.num_rows for record in link.steps] == [12, 12, 6]
+    assert slice_rows(by_name([Rows(1)[0]]), 0, 0, num_rows=1)["ids"] == []
 
 
 def test_reports_are_journalled_each_time_and_saved_at_most_so_often() -> None:

@@ -97,7 +97,7 @@ def train(rank: int, options: Mapping[str, Any], seed: int, stray: bool) -> Trac
 def test_random_reallocations_keep_every_row_once_and_switch_together(
     ranks: GlooGroup, loader: str, seed: int, stray: bool
 ) -> None:
-    traces = ranks.run(train, LOADERS[loader], seed, stray)
+    traces = ranks.run(train, LOADERS[loader], seed, stray, limit_s=100.0)
     for epoch in range(3):
         seen = [row for trace in traces for row in trace.epochs[epoch]]
         assert sorted(seen) == list(range(NUM_ROWS))
