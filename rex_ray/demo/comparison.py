@@ -147,7 +147,7 @@ def run_demo(
             runs.append(_run_policy(policy, output, settings, cluster, console))
     document = {
         "runs": [{**dataclasses.asdict(summary), "run_dir": str(run_dir)} for summary, run_dir in runs],
-        "settings": {**dataclasses.asdict(settings), "policies": list(policies)},
+        "settings": {**dataclasses.asdict(settings), "policies": list(policies), "emulated": settings.sentence()},
     }
     (output / "summary.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     print_summary([summary for summary, _ in runs], settings.target_accuracy, console)

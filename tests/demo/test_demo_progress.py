@@ -49,3 +49,15 @@ def test_elsewhere_than_on_a_terminal_progress_is_plain_lines(tmp_path):
             time.sleep(0.05)
     lines = out.getvalue().splitlines()
     assert lines == ["rex    epoch   5/45     2.5 s   accuracy 0.750"] * 2
+
+
+def test_on_a_terminal_progress_is_one_living_line_and_a_last_one_that_stays(tmp_path):
+    out = io.StringIO()
+    (tmp_path / "events.jsonl").write_bytes(line(event=METRIC))
+    with follow(tmp_path, Console(file=out, width=100, force_terminal=True), policy="rex", num_epochs=45):
+        deadline = time.monotonic() + 10
+        while "epoch" not in out.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    shown = out.getvalue()
+    assert "starting workers" in shown
+    assert shown.splitlines()[-1].endswith("rex    epoch   5/45     2.5 s   accuracy 0.750")
