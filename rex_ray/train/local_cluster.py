@@ -38,6 +38,8 @@ QUIET_ENVIRONMENT: Mapping[str, str] = {
     "RAY_LOGGER_LEVEL": "error",
     # Nobody gives a process of this machine notice; and Ray logs an error about how the watcher's actor is made.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # Ray's measure of "too many processes at once" is a node's CPUs; actors that need none are many here.
+    "RAY_worker_maximum_startup_concurrency": "32",
     # Prometheus metrics of Train: nobody scrapes them here.
     "RAY_TRAIN_METRICS_ENABLED": "0",
     # A worker without a GPU keeps CUDA_VISIBLE_DEVICES as it is; this is Ray's future default, it warns until then.

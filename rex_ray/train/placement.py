@@ -168,12 +168,12 @@ def _told(counts: Mapping[str, int]) -> str:
 def _complaint(nodes: Sequence[Node], missing: Mapping[str, int], bundle: Mapping[str, float], waited_s: float) -> str:
     has: Counter[str] = Counter()
     for node in nodes:
-        mine = {key: value for key, value in node.labels.items() if key != "ray.io/node-id"}
+        labels = {key: value for key, value in node.labels.items() if key != "ray.io/node-id"}
         amounts = ", ".join(f"{node.resources.get(name, 0.0):g} {name}" for name in bundle)
-        has[f"{_text(mine) if mine else 'no labels'} ({amounts})"] += 1
+        has[f"{_text(labels) if labels else 'no labels'}: {amounts}"] += 1
     needs = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
     return (
-        f"no room for {_told(missing)} with {needs} per worker after waiting {waited_s:g} s; "
-        f"the cluster has {_told(has)}; correct the label selector or the number of workers, label a node with "
-        "`ray start --labels`, or raise placement_timeout_s"
+        f"no node meets {_told(missing)} with {needs} per worker, after waiting {waited_s:g} s; the cluster's nodes "
+        f"have {_told(dict(sorted(has.items())))}; correct the label selector or the number of workers, label a node "
+        "with `ray start --labels`, or raise placement_timeout_s"
     )

@@ -12,7 +12,7 @@ from train_harness import BATCH, counting_loop
 from rex_ray import RexConfig, RexTrainer
 
 if __name__ == "__main__":
-    ray.init(address=sys.argv[1], namespace="ctrl_c", log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(address=sys.argv[1], namespace="ctrl_c", log_to_driver=True, logging_level=logging.ERROR)
     RexTrainer(
         counting_loop,
         train_loop_config={"num_epochs": 10_000},
