@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -106,11 +107,20 @@ def wait_for(what: Callable[[], Any], limit_s: float, name: str) -> Any:
 
 
 def leftovers() -> list[str]:
-    """Actors and placement groups that are still there."""
+    """Actors, placement groups and workers' processes that are still there."""
     actors = ray._private.state.actors().values()
     alive = [a["ActorClassName"] for a in actors if a["State"] != "DEAD" and a["Name"] not in RAYS_SINGLETONS]
     groups = [str(g["placement_group_id"]) for g in placement_group_table().values() if g["state"] != "REMOVED"]
-    return alive + groups
+    return alive + groups + _train_processes()
+
+
+def _train_processes() -> list[str]:
+    """Processes of a training run on this cluster; other clusters may share the machine."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in table.splitlines()]
+    raylets = {pid for pid, _, args in rows if os.environ["RAY_TMPDIR"] in args}
+    names = ("ray::RayTrainWorker", "ray::TrainController", "ray::ControlActor", "ray::_QueueActor")
+    return [args for _, parent, args in rows if parent in raylets and args.startswith(names)]
 
 
 def assert_nothing_left(limit_s: float = 15.0) -> None:
