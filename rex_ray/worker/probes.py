@@ -52,7 +52,7 @@ class DeferredScalar:
 
 def squared_norm(values: torch.Tensor) -> torch.Tensor:
     """Return ``|values|^2`` as a 0-d tensor, at least in single precision: half precision overflows at 256^2."""
-    flat = values.reshape(-1)
+    flat = (values.coalesce().values() if values.is_sparse else values).reshape(-1)
     if flat.dtype in (torch.float32, torch.float64):
         return torch.dot(flat, flat)
     norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
@@ -60,10 +60,15 @@ def squared_norm(values: torch.Tensor) -> torch.Tensor:
 
 
 def total_squared_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
-    """Return ``|g|^2`` over the parameters that have a gradient, as a 0-d tensor."""
-    gradients = [p.grad for p in parameters if p.grad is not None and not p.grad.is_sparse]
-    squared: torch.Tensor = torch.nn.utils.get_total_norm(gradients).square()
-    return squared
+    """Return ``|g|^2`` over the parameters that have a gradient, as a 0-d tensor, at least in single precision."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    exact = [g for g in gradients if not g.is_sparse and g.dtype in (torch.float32, torch.float64)]
+    total: torch.Tensor = torch.nn.utils.get_total_norm(exact).square()
+    # Noise is the small difference of two norms: half precision would round it away.
+    for gradient in gradients:
+        if gradient.is_sparse or gradient.dtype not in (torch.float32, torch.float64):
+            total = total + squared_norm(gradient).to(total.device)
+    return total
 
 
 @dataclass(slots=True, kw_only=True)
