@@ -109,7 +109,7 @@ class StepFlag(IntFlag):
     SKIPPED = 2
     """The optimizer step was skipped by agreement (non-finite gradient)."""
     AFTER_GAP = 4
-    """Follows an evaluation, a report or a checkpoint."""
+    """Follows an evaluation, a checkpoint, or the beginning of a pass over the data."""
     PARTIAL = 8
     """An epoch's last batch, smaller than the allocation asks for."""
 

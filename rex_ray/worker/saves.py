@@ -61,7 +61,7 @@ class Saves:
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Journal the metrics, and save if that is due."""
-        self._tracker.gap()
+        self._tracker.close()
         elapsed_s = now_s() - self._opened_s
         if self._group.rank == 0:
             record = MetricRecord(
@@ -69,7 +69,7 @@ class Saves:
                 epoch=self._tracker.position.epoch,
                 step=self._tracker.position.step,
                 elapsed_s=elapsed_s,
-                metrics={name: float(value) for name, value in metrics.items() if _is_number(value)},
+                metrics={name: number for name, value in metrics.items() if (number := _number(value)) is not None},
             )
             self._link.send([record])
         due = now_s() - self._saved_s >= self._interval_s or self._feed.at_the_end
@@ -79,11 +79,12 @@ class Saves:
             self._unsaved = dict(metrics)
 
     def finish(self) -> None:
-        """Save what was reported last, if it was not saved; called on every rank after the last epoch."""
+        """Save what was reported last, if it was not saved; called on every rank when training is over."""
         if self._unsaved is not None:
             self._save(self._unsaved)
 
     def _save(self, metrics: Mapping[str, Any]) -> None:
+        self._tracker.gap()
         self._before_save()
         cuda = self._tracker.device.type == "cuda"
         saved = {
@@ -101,7 +102,11 @@ class Saves:
         self._saved_s = now_s()
 
 
-def _is_number(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    return isinstance(value, (bool, int, float)) or hasattr(value, "__float__")
+def _number(value: Any) -> float | None:
+    """Return a metric as a number, None if it is no single one. Never raises: the other ranks already wait."""
+    if isinstance(value, (str, bytes)):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
