@@ -1,6 +1,7 @@
 # No postponed annotations here: DDP reads the hook's signature and refuses strings.
 """DDP's communication hook: sees the last local gradient, takes norms, then reduces."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -32,6 +33,7 @@ class Reduction:
         self._tracker = tracker
         self.process_group = process_group
         self._average: tuple[Any, CommHook] = (process_group, allreduce_hook)
+        self._warned = False
 
     def average_by(self, state: Any, hook: CommHook) -> None:
         """Average by the user's hook instead; its rounding would be taken for gradient noise, so norms stop."""
@@ -60,7 +62,9 @@ class Reduction:
         is_last = bucket.is_last()
         if is_last:
             self._tracker.last_gradient()
-        if step is not None and step.num_rows == 0:
+        if step is None:
+            self._warn_of_foreign_batch()
+        elif step.num_rows == 0 and not bucket.buffer().is_sparse:
             # A model may divide by its input; on rows of zeros that is no gradient but NaN times zero.
             torch.nan_to_num_(bucket.buffer(), nan=0.0, posinf=0.0, neginf=0.0)
         if self._tracker.measures_norm:
@@ -68,6 +72,15 @@ class Reduction:
         if is_last:
             # DDP queues its own end after this hook; what is queued from within the queue comes after that.
             at_end_of_backward(lambda: at_end_of_backward(self._tracker.reduction_ended))
+
+    def _warn_of_foreign_batch(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "a backward pass of the prepared model ran with no batch of session.loader(...) in hand: ranks are "
+                "weighted alike then, and the step is not counted; take training batches from session.loader",
+                stacklevel=2,
+            )
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start to average a bucket over ranks."""

@@ -143,12 +143,25 @@ class Feed:
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield epoch numbers from the position's on; each new epoch begins at its first sample."""
+        self._leave_complete_epoch()
+        try:
+            yield from self._epochs_up_to(num_epochs)
+        finally:
+            self._epoch_loop = None
+
+    def _epochs_up_to(self, num_epochs: int) -> Iterator[int]:
         while (epoch := self._tracker.position.epoch) < num_epochs:
             self._epoch_loop = (epoch, num_epochs)
             yield epoch
             self._tracker.left_loop()
             self._tracker.position = Position(epoch=epoch + 1, step=self._tracker.position.step)
-        self._epoch_loop = None
+
+    def _leave_complete_epoch(self) -> None:
+        """Begin the next epoch if this one is complete: a loop over epochs was left by ``break``."""
+        self._tracker.left_loop()
+        position = self._tracker.position
+        if self.dataset_size is not None and position.cursor >= self.dataset_size:
+            self._tracker.position = Position(epoch=position.epoch + 1, step=position.step)
 
     def close(self, timeout_s: float, *, failed: bool) -> None:
         """Stop the loader processes; let the last control message end unless ranks may have died.
@@ -164,18 +177,16 @@ class Feed:
     def _start_pass(self) -> Position:
         if not self._tracker.prepared:
             raise ConfigError("call session.prepare(model, optimizer) before the loop: without it gradients are local")
-        self._tracker.left_loop()
         self._tracker.gap()
+        self._tracker.left_loop()
         position = self._tracker.position
-        if self.dataset_size is not None and position.cursor >= self.dataset_size:
-            if self._epoch_loop is not None:
-                raise RexError(
-                    f"epoch {position.epoch} is complete, and session.loader was iterated again within it; one "
-                    "`for ... in loader` per epoch of session.epochs, and session.eval_loader to evaluate"
-                )
-            position = Position(epoch=position.epoch + 1, step=position.step)
-            self._tracker.position = position
-        return position
+        if self._epoch_loop is not None and self.dataset_size is not None and position.cursor >= self.dataset_size:
+            raise RexError(
+                f"epoch {position.epoch} is complete, and session.loader was iterated again within it; one "
+                "`for ... in loader` per epoch of session.epochs, and session.eval_loader to evaluate"
+            )
+        self._leave_complete_epoch()
+        return self._tracker.position
 
     def _check_restored(self, num_rows: int) -> None:
         """Refuse to resume in other data: a cursor means nothing there.

@@ -1,4 +1,4 @@
-"""What happens around the user's ``optimizer.step()``: the learning-rate factor, and two checks."""
+"""What happens around the user's ``optimizer.step()``: the learning-rate factor, and checks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rex_ray.worker.guard import ReplicaGuard
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["OptimizerHooks"]
@@ -19,10 +20,12 @@ class OptimizerHooks:
 
     Args:
         tracker: knows the batch in hand and its allocation.
+        guard: refuses updates from gradients that are not the other ranks' too; None where there are none.
     """
 
-    def __init__(self, tracker: StepTracker) -> None:
+    def __init__(self, tracker: StepTracker, guard: ReplicaGuard | None) -> None:
         self._tracker = tracker
+        self._guard = guard
         self._own_rates: list[Any] | None = None
         self._multiplied_in_a_row = 0
         self._warned = False
@@ -38,6 +41,8 @@ class OptimizerHooks:
         self._tracker.before_update()
         self._look_for_multiplied_batch()
         step = self._tracker.in_hand
+        if step is not None and self._guard is not None:
+            self._guard.check(step)
         factor = 1.0 if step is None else step.plan.allocation.lr_factor
         if factor != 1.0:
             self._own_rates = [group["lr"] for group in optimizer.param_groups]

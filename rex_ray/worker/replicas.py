@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -34,7 +36,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def agree_on_buffers(model: nn.Module, group: dist.ProcessGroup, own_rows: int, total_rows: int) -> None:
-    """Make buffers alike on all ranks: running statistics by their rows, everything else as on rank 0.
+    """Make persistent buffers alike on all ranks: running statistics by their rows, everything else as on rank 0.
 
     DDP would broadcast rank 0's buffers at *every* forward pass, also when rank 0 alone evaluates, and the others
     would never answer. Between two calls of this each rank keeps the statistics of the rows that it saw.
@@ -55,6 +57,18 @@ def agree_on_buffers(model: nn.Module, group: dist.ProcessGroup, own_rows: int, 
                     statistic.mul_(own_rows / total_rows)
                     dist.all_reduce(statistic, group=group)
                     averaged.add(id(statistic))
-    for buffer in model.buffers():
+    for buffer in _kept_buffers(model):
         if id(buffer) not in averaged:
             dist.broadcast(buffer, src=0, group=group)
+
+
+def _kept_buffers(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the buffers that a save holds.
+
+    The others are derived, and may be as long as a rank's own batch: a broadcast over lengths that differ ends the
+    process.
+    """
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield buffer

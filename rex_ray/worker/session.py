@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from rex_ray.core.types import Allocation, WorkerSpec
 from rex_ray.worker import evaluation, replicas, state
 from rex_ray.worker.comm_hook import CommHook, Reduction
 from rex_ray.worker.feed import Feed
+from rex_ray.worker.guard import ReplicaGuard
 from rex_ray.worker.link import ControlLink, Reporter
 from rex_ray.worker.loader import TrainLoader
 from rex_ray.worker.microbatch import Gradients
@@ -164,7 +166,8 @@ class Session:
 
         Args:
             model: the bare model, or an already wrapped DDP without a communication hook.
-            optimizer: steps the model's parameters.
+            optimizer: steps the model's parameters. Of several, the one whose rate follows the global batch; have
+                the others saved with :meth:`register`.
             scheduler: saved and restored; tick it in reference steps, ``len(loader)`` per epoch.
             scaler: gradient scaler; saved and restored, and its scale is taken out of what is measured.
 
@@ -172,24 +175,39 @@ class Session:
             What was given, in the same order, the model wrapped.
 
         Raises:
-            ConfigError: a second model, or a DDP that has a communication hook.
+            ConfigError: a second model, several optimizers, or a DDP that has a communication hook.
         """
         if self._model is not None:
             raise ConfigError("session.prepare takes one model; put several networks into one nn.Module")
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"session.prepare takes an nn.Module first, got a {type(model).__name__}")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"session.prepare takes one optimizer, got a {type(optimizer).__name__}: give the one whose learning "
+                "rate follows the global batch, and have others saved with session.register(name=optimizer)"
+            )
         bare = replicas.unwrap(model)
         if self._torch_device is not None:
             bare.to(self._torch_device)
         self._tracker.device = next((p.device for p in bare.parameters()), self._tracker.device)
-        self._tracker.parameters = [p for p in bare.parameters() if p.requires_grad]
+        self._tracker.parameters = list(bare.parameters())
         self._tracker.scaler = scaler
         prepared = state.Prepared(model=bare, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         if self._restored is not None:
             prepared.load(self._restored)
+        guard = ReplicaGuard(bare, frozen_matters=model is bare) if distributed() else None
+        if self._feed.dataset_size is not None and has_batch_norm(bare):
+            warnings.warn(
+                "session.loader was called before session.prepare, so the controller does not know that the model "
+                "normalises over rows and may give a worker a single one; call prepare first (a scheduler that needs "
+                "len(loader) is saved with session.register(scheduler=scheduler))",
+                stacklevel=2,
+            )
         self._model = self._replicate(model)
         by_tokens = self._options.weight_by == "tokens"
         complete = None if self._reduction is not None else self._complete_gradient
         OutputWeights(self._tracker, by_tokens=by_tokens, complete=complete).install(self._model)
-        OptimizerHooks(self._tracker).install(optimizer)
+        OptimizerHooks(self._tracker, guard).install(optimizer)
         self._gradients = Gradients(tracker=self._tracker, group=self._values, by_tokens=by_tokens, model=self._model)
         self._saves.prepared = prepared
         self._tracker.prepared = True
@@ -211,7 +229,7 @@ class Session:
         Not accepted are ``batch_size``, ``shuffle``, ``sampler``, ``batch_sampler`` and ``drop_last``. Loader
         processes are persistent by default. New shares take effect ``num_workers * prefetch_factor`` batches
         later than with none, so keep the prefetch small. A rank without rows gets an empty batch; its loop must
-        treat it like any other.
+        treat it like any other. A ``collate_fn`` should keep every row: a rank is weighted by the rows drawn.
 
         The first call joins the ranks to the controller.
 
@@ -248,7 +266,7 @@ class Session:
         one begins with an order of its own.
         """
         yield from self._feed.epochs(num_epochs)
-        self._saves.finish()
+        self.finish()
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Differentiate a mean loss; like ``loss.backward()``, scaled if there is a gradient scaler.
@@ -297,7 +315,7 @@ class Session:
 
         A save holds model, optimizer, scheduler, scaler, what was registered, the position in the data, the
         allocation and the random generators; it is made at most every ``checkpoint_interval_s`` (rank 0's clock),
-        and always at the end of the last epoch. Must be called on every rank.
+        and always at the end: of the last epoch, or of a loop that was left early. Must be called on every rank.
         """
         self._saves.report(metrics)
 
@@ -331,6 +349,10 @@ class Session:
     def add_step_hook(self, hook: StepHook) -> None:
         """Have ``hook`` called at each step's last local gradient and at the end of its reduction."""
         self._tracker.hooks.append(hook)
+
+    def finish(self) -> None:
+        """Save what was reported last, if it was not saved; called on every rank when the loop has returned."""
+        self._saves.finish()
 
     def close(self, *, failed: bool) -> None:
         """Send what is measured and leave; waits a few seconds at most.
@@ -435,6 +457,7 @@ def open_session(
     failed = True
     try:
         yield session
+        session.finish()
         failed = False
     finally:
         _current = None

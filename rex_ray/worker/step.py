@@ -65,6 +65,8 @@ class StepInHand:
         tokens_seen: tokens of the losses that were differentiated.
         call_tokens: tokens of the loss that is being differentiated.
         backward_seen: a gradient has flowed through the model.
+        called_since_reduction: the model was called with gradients since the last reduction.
+        opaque_output: type of a model output in which no tensor with a gradient was found.
         num_reductions: reductions that ended.
         consumed: the position has moved past this batch.
         closed: its record is written.
@@ -86,6 +88,8 @@ class StepInHand:
     tokens_seen: float = 0.0
     call_tokens: float | None = None
     backward_seen: bool = False
+    called_since_reduction: bool = False
+    opaque_output: str | None = None
     num_reductions: int = 0
     consumed: bool = False
     closed: bool = False

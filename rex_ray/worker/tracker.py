@@ -95,8 +95,8 @@ class StepTracker:
         if not step.backward_seen:
             raise RexError(
                 f"step {step.plan.step}: the next training batch was asked for, but no backward pass of the prepared "
-                "model used the last one. Iterate session.eval_loader(...) to evaluate; every rank must use every "
-                "batch, an empty one too, or the others wait for its gradient"
+                f"model used the last one. {_reason(step)}; every rank must use every batch, an empty one too, or the "
+                "others wait for its gradient"
             )
         self._consume(step)
         self.close()
@@ -174,6 +174,7 @@ class StepTracker:
         if self._rank == 0 and self.measures_norm:
             step.global_sq = total_squared_norm(self.parameters)
         step.num_reductions += 1
+        step.called_since_reduction = False
 
     def before_update(self) -> None:
         """The optimizer is about to step.
@@ -268,3 +269,13 @@ class StepTracker:
         if self.in_hand is None:
             raise ConfigError(f"{what} works on the batch that session.loader(...) handed out, and there is none")
         return self.in_hand
+
+
+def _reason(step: StepInHand) -> str:
+    """Guess why no gradient was seen, and say what to do."""
+    if step.opaque_output is not None:
+        return (
+            f"It returned {step.opaque_output}, in which no tensor with a gradient was found: return tensors, or "
+            "tuples, lists, mappings or dataclasses of them"
+        )
+    return "Call the model that session.prepare returned, and iterate session.eval_loader(...) to evaluate"

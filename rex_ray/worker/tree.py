@@ -97,6 +97,8 @@ def _rebuild(tree: Any, fn: Callable[[Any], Any]) -> Any:
         return clone
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(fn(item) for item in tree))
+    if isinstance(tree, tuple) and hasattr(type(tree), "n_sequence_fields"):  # what torch.max(x, dim) returns
+        return type(tree)([fn(item) for item in tree])
     if type(tree) in (list, tuple):
         return type(tree)(fn(item) for item in tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):

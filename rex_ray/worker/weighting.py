@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rex_ray.core.errors import ConfigError
+from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.tree import leading_rows, map_tensors, tensors_in
@@ -56,6 +56,7 @@ class OutputWeights:
         self._asleep: list[nn.Module] = []
         self._in_backward = False
         self._sync_batch_norm = False
+        self._stale_versions: list[int | None] | None = None
 
     def install(self, model: nn.Module) -> None:
         """Register the hooks on the module that the user calls."""
@@ -90,18 +91,23 @@ class OutputWeights:
         step = self._tracker.in_hand
         if not torch.is_grad_enabled() or step is None:
             return output
+        step.called_since_reduction = True
+        if not any(tensor.requires_grad for tensor in tensors_in(output)):
+            step.opaque_output = type(output).__name__
+            return output
         weight_now = self._weight(step)
         return map_tensors(lambda tensor: self._weighted(tensor, weight_now), output)
 
     def _weighted(self, output: torch.Tensor, weight: Callable[[], float]) -> torch.Tensor:
-        """Return an alias of ``output`` whose gradient is weighted on its way into the model.
+        """Return a copy of ``output`` whose gradient is weighted on its way into the model.
 
-        An alias, because the model may have computed a second output from this one (a loss from its logits): that
-        inner path must not meet the weight twice.
+        Not the output itself, because the model may have computed a second one from it (a loss from its logits), and
+        that inner path must not meet the weight twice. Not a view of it either: what writes into a view in place
+        takes its hooks away.
         """
         if not output.requires_grad:
             return output
-        alias = output.view_as(output)
+        copy = output.clone()
 
         def scale(gradient: torch.Tensor) -> torch.Tensor:
             self._began()
@@ -111,11 +117,11 @@ class OutputWeights:
             # Not 0 * gradient: the mean over no rows is NaN, and so would the product be.
             return gradient * w if w else torch.zeros_like(gradient)
 
-        alias.register_hook(scale)
-        return alias
+        copy.register_hook(scale)
+        return copy
 
     def _unweighted_input(self, value: torch.Tensor) -> torch.Tensor:
-        """Return an alias of an input whose gradient is freed of the weight again.
+        """Return a copy of an input whose gradient is freed of the weight again.
 
         So a model that is fed its own output is weighted once, and a gradient with respect to the data is exact.
         """
@@ -128,9 +134,9 @@ class OutputWeights:
             w = weight()
             return gradient / w if w not in (0.0, 1.0) else gradient
 
-        alias = value.view_as(value)
-        alias.register_hook(unscale)
-        return alias
+        copy = value.clone()
+        copy.register_hook(unscale)
+        return copy
 
     def _weight(self, step: StepInHand) -> Callable[[], float]:
         """Return what gives the weight of this call's gradient when the backward pass asks for it."""
@@ -156,6 +162,9 @@ class OutputWeights:
             return
         self._in_backward = True
         self._tracker.backward_began()
+        step = self._tracker.in_hand
+        stale = step is not None and self._complete is None and not step.called_since_reduction
+        self._stale_versions = self._gradient_versions() if stale else None
         at_end_of_backward(self._ended)
 
     def _ended(self) -> None:
@@ -163,10 +172,21 @@ class OutputWeights:
         step = self._tracker.in_hand
         if step is None:
             return
+        if self._stale_versions is not None and self._stale_versions != self._gradient_versions():
+            raise RexError(
+                f"step {step.plan.step}: a second backward pass went through a forward pass whose gradient was reduced "
+                "already, and DDP adds it on this rank alone. Add the losses and call backward() once, or call the "
+                "model again for the second loss"
+            )
         if step.own_chunks:
             step.rows_seen += self._call_rows or 0
         if self._complete is not None and not step.holding:
             self._complete()
+
+    def _gradient_versions(self) -> list[int | None]:
+        """Return what tells whether a backward pass added to gradients, rather than asked for an input's alone."""
+        gradients = (parameter.grad for parameter in self._tracker.parameters)
+        return [None if gradient is None else gradient._version for gradient in gradients]
 
     def _put_to_sleep(self, model: nn.Module, rows: int) -> None:
         """Let batch normalisation use its running statistics for a call that has none of its own.
