@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-
-from ray.train import RunConfig
+from typing import TYPE_CHECKING
 
 from rex_ray.control.journal import Chunk
+
+if TYPE_CHECKING:
+    from ray.train import RunConfig
 
 __all__ = ["append_chunks", "new_journal_dir", "read_files", "run_directory"]
 

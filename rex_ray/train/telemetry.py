@@ -15,15 +15,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.queue import Queue
 
-from rex_ray.core.errors import InfeasibleError, LinkError
 from rex_ray.core.types import Allocation
 from rex_ray.train.wire import encode
 from rex_ray.worker.link import GroupInfo, Record
 
-__all__ = ["POLL_LIMIT_S", "Poller", "Pump", "RayLink", "first_line", "pump_interval_s"]
+__all__ = ["POLL_LIMIT_S", "Poller", "Pump", "first_line", "pump_interval_s"]
 
 logger = logging.getLogger("rex_ray")
 
@@ -222,79 +221,6 @@ class Poller:
             logger.warning(
                 "the control actor does not answer (%s); training goes on under the last allocation", first_line(error)
             )
-
-
-class RayLink:
-    """One rank's connection to the controller, over Ray; a ``rex_ray.worker.link.ControlLink``.
-
-    Args:
-        control: handle of the control actor.
-        queue: the run's telemetry queue.
-        rank: this worker's rank.
-        world_size: number of workers.
-    """
-
-    def __init__(self, control: Any, queue: Queue, rank: int, world_size: int) -> None:
-        self._control = control
-        self._pump = Pump(queue, rank, pump_interval_s(world_size))
-        self._poller: Poller | None = None
-
-    def started(self, generation: str) -> None:
-        """Start to carry records."""
-        del generation  # records bear it themselves
-        self._pump.start()
-
-    def join(self, group: GroupInfo, timeout_s: float) -> Allocation:
-        """Announce the group, ask again while the control actor restarts, and start to listen for news.
-
-        Raises:
-            LinkError: no answer within the limit, or the controller failed.
-            InfeasibleError: no allocation fits the group's bounds.
-        """
-        try:
-            first = self._ask_to_join(group, time.monotonic() + timeout_s)
-        except LinkError:
-            self._listen(group, None)
-            raise
-        self._listen(group, first)
-        return first
-
-    def send(self, records: Sequence[Record]) -> None:
-        """Take records along; never waits."""
-        self._pump.put(records)
-
-    def latest(self) -> Allocation | None:
-        """Return the newest allocation that was published since the group joined; never waits."""
-        return None if self._poller is None else self._poller.newest
-
-    def close(self, timeout_s: float) -> None:
-        """Send what waits and stop both threads, within the limit."""
-        deadline = time.monotonic() + timeout_s
-        self._pump.stop(timeout_s)
-        if self._poller is not None:
-            self._poller.stop(max(deadline - time.monotonic(), 2 * _SLICE_S))
-
-    def _ask_to_join(self, group: GroupInfo, deadline: float) -> Allocation:
-        while True:
-            try:
-                left_s = max(deadline - time.monotonic(), 0.0)
-                first: Allocation = ray.get(self._control.join.remote(group), timeout=left_s)
-            except GetTimeoutError:
-                raise LinkError("rank 0 waited for the control actor, which did not answer in time") from None
-            except RayTaskError as error:
-                if isinstance(error.cause, InfeasibleError):
-                    raise error.cause from None
-                raise LinkError(f"the control actor could not take the group: {first_line(error)}") from error
-            except RayActorError as error:
-                if time.monotonic() + _FIRST_BACK_OFF_S >= deadline:
-                    raise LinkError(f"rank 0 waited for the control actor: {first_line(error)}") from error
-                time.sleep(_FIRST_BACK_OFF_S)
-            else:
-                return first
-
-    def _listen(self, group: GroupInfo, known: Allocation | None) -> None:
-        self._poller = Poller(self._control, group, known)
-        self._poller.start()
 
 
 def first_line(error: Exception) -> str:

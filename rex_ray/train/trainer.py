@@ -22,7 +22,8 @@ from ray.util.queue import Queue
 
 from rex_ray.config import RexConfig
 from rex_ray.core.errors import LinkError
-from rex_ray.train.control_actor import ControlActor, ControlStatus
+from rex_ray.train.control_actor import ControlActor
+from rex_ray.train.control_host import ControlStatus
 from rex_ray.train.journal_files import new_journal_dir, run_directory
 from rex_ray.train.placement import check_placement
 from rex_ray.train.telemetry import first_line

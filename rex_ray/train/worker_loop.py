@@ -19,7 +19,7 @@ from ray.train import Checkpoint
 from ray.util.queue import Queue
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.train.telemetry import RayLink
+from rex_ray.train.link import RayLink
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.session import open_session
 

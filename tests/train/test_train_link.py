@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,19 +12,16 @@ import pytest
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.queue import Queue
+from train_batches import group, records
 from train_harness import journal_of, steps_of, wait_for
 
 from rex_ray import InfeasibleError, LinkError, RexConfig
-from rex_ray.control.events import RunEnded, TelemetryGap
-from rex_ray.core.types import Allocation, StepRecord, WorkerSpec
 from rex_ray.train.control_actor import ControlActor
+from rex_ray.train.link import RayLink
 from rex_ray.train.local_cluster import LocalCluster
-from rex_ray.train.telemetry import RayLink
-from rex_ray.worker.link import GroupInfo, MetricRecord
+from rex_ray.worker.link import MetricRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
-
-SECONDS_PER_ROW = (0.002, 0.001)
 
 
 class Rig:
@@ -83,31 +79,6 @@ def make_rig(cluster: LocalCluster, tmp_path: Path) -> Iterator[Callable[..., Ri
         rig.close()
 
 
-def group(most_rows: int | None = None) -> GroupInfo:
-    workers = tuple(
-        WorkerSpec(rank=rank, device=device, max_local_batch_size=most_rows)
-        for rank, device in enumerate(("T4", "V100"))
-    )
-    return GroupInfo(generation="g", workers=workers, dataset_size=320, global_batch_size=32, step=0, allocation=None)
-
-
-def record(rank: int, step: int, allocation: Allocation, generation: str = "g") -> StepRecord:
-    rows = allocation.local_batch_sizes[rank]
-    own_s = SECONDS_PER_ROW[rank] * rows
-    return StepRecord(
-        generation=generation,
-        epoch=0,
-        rank=rank,
-        step=step,
-        allocation_version=allocation.version,
-        num_rows=rows,
-        data_s=0.0,
-        compute_s=own_s,
-        sync_s=0.0,
-        step_s=own_s,
-    )
-
-
 def test_records_go_out_and_a_better_allocation_comes_back(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     links = [rig.link(0), rig.link(1)]
@@ -116,7 +87,7 @@ def test_records_go_out_and_a_better_allocation_comes_back(make_rig: Callable[..
     assert links[0].latest() is None, "nothing is newer than what the group joined with"
     for step in range(20):
         for rank, link in enumerate(links):
-            link.send([record(rank, step, first)])
+            link.send(records(rank, [step], first))
     news = wait_for(links[0].latest, 20, "a new allocation")
     assert news.version == first.version + 1
     assert news.local_batch_sizes[0] < 16 < news.local_batch_sizes[1]
@@ -132,7 +103,7 @@ def test_evidence_of_another_group_is_dropped_and_counted(make_rig: Callable[...
     rig = make_rig()
     link = rig.link(0)
     first = link.join(group(), 30.0)
-    link.send([record(0, 0, first, generation="earlier")])
+    link.send(records(0, [0], first, generation="earlier"))
     link.send([MetricRecord(generation="earlier", epoch=0, step=0, elapsed_s=1.0, metrics={"accuracy": 0.5})])
     wait_for(lambda: sum(rig.status().dropped.values()) == 2, 20, "the count of two drops")
 
@@ -144,10 +115,10 @@ def test_sending_never_waits_for_a_dead_queue(make_rig: Callable[..., Rig], capl
     ray.kill(rig.queue.actor)
     began = time.perf_counter()
     for step in range(10_000):
-        link.send([record(0, step, first)])
+        link.send(records(0, [step], first))
     assert time.perf_counter() - began < 2.0
     time.sleep(2.0)
-    link.send([record(0, 10_000, first)])
+    link.send(records(0, [10_000], first))
     began = time.perf_counter()
     link.close(5.0)
     assert time.perf_counter() - began < 5.5
@@ -185,24 +156,3 @@ def test_bounds_that_no_allocation_meets_are_the_users_to_hear(make_rig: Callabl
         rig.link(0).join(group(most_rows=10), 30.0)
     assert rig.status().fault is None
     assert rig.link(0).join(group(), 30.0).local_batch_sizes == (16, 16)
-
-
-def test_a_failing_disk_ends_decisions_and_nothing_else(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
-    link = rig.link(0)
-    first = link.join(group(), 30.0)
-    shutil.rmtree(rig.journal_dir)
-    link.send([MetricRecord(generation="g", epoch=0, step=0, elapsed_s=1.0, metrics={"accuracy": 0.5})])
-    status = wait_for(lambda: rig.status() if rig.status().fault else None, 20, "the fault")
-    assert "FileNotFoundError" in status.fault
-    assert status.allocation == first, "the last allocation stands"
-    assert rig.finish().fault == status.fault
-
-
-def test_missing_telemetry_is_an_event_and_a_line_in_the_status(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
-    rig.link(0).join(group(), 30.0)
-    assert wait_for(lambda: rig.status().gap, 20, "the complaint") == "no complete step since step -1"
-    wait_for(lambda: any(isinstance(e, TelemetryGap) for e in journal_of(rig.journal_dir).events), 5, "the event")
-    rig.finish()
-    assert journal_of(rig.journal_dir).events[-1] == RunEnded(reason="finished")
