@@ -114,14 +114,13 @@ def _check_bounds(total: int, lo: IntArray, hi: IntArray) -> None:
 
 def _quota(total: int, w: FloatArray, lo: IntArray, hi: IntArray) -> FloatArray:
     """Return ``clip(level * w, lo, hi)`` for the level that makes it sum to ``total``; all ``w`` are positive."""
-    # The sum is piecewise linear in the level: rank i joins the slope at lo / w and leaves it at hi / w.
-    levels = np.concatenate([lo / w, hi / w])
-    order = np.argsort(levels, kind="stable")
-    levels = levels[order]
-    slopes = np.cumsum(np.concatenate([w, -w])[order])
-    sums = lo.sum() + np.concatenate([[0.0], np.cumsum(slopes[:-1] * np.diff(levels))])
+    # The sum is piecewise linear in the level: rank i joins its slope at lo / w and leaves it at hi / w. Every sum and
+    # slope is taken afresh: accumulated, a large weight that has left would leave its rounding in place of small ones.
+    first, last = lo / w, hi / w
+    levels = np.sort(np.concatenate([first, last]))
+    sums = np.clip(levels[:, None] * w, lo, hi).sum(axis=1)
     at = max(int(np.searchsorted(sums, total, side="right")) - 1, 0)
-    slope = slopes[at] if at < w.size * 2 - 1 else 0.0
+    slope = float(w[(first <= levels[at]) & (levels[at] < last)].sum())
     level = levels[at] + ((total - sums[at]) / slope if slope > 0 else 0.0)
     quota: FloatArray = np.clip(level * w, lo, hi)
     return quota

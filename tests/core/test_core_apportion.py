@@ -41,6 +41,21 @@ def test_bounds_hold_whenever_they_leave_room(data, w):
     assert (counts <= upper).all()
 
 
+@given(data=st.data(), exponents=st.lists(st.floats(-12, 12), min_size=1, max_size=8))
+def test_the_sum_is_exact_however_far_apart_the_weights_are(data, exponents):
+    n = len(exponents)
+    lower = np.array(data.draw(st.lists(st.integers(0, 5), min_size=n, max_size=n)))
+    upper = lower + data.draw(st.lists(st.integers(0, 60), min_size=n, max_size=n))
+    total = data.draw(st.integers(int(lower.sum()), int(upper.sum())))
+    counts = apportion(total, 10.0 ** np.array(exponents), lower, upper)
+    assert counts.sum() == total
+    assert ((lower <= counts) & (counts <= upper)).all()
+
+
+def test_a_heavy_rank_that_is_full_leaves_the_rest_to_the_light_ones_in_proportion():
+    assert apportion(36, [1e17, 2.0, 1.0], upper=[6, 100, 100]).tolist() == [6, 20, 10]
+
+
 @given(w=weights, total=st.integers(0, 1000))
 def test_a_heavier_rank_never_gets_fewer_rows(w, total):
     counts = apportion(total, w)
