@@ -2,10 +2,14 @@
 
 A slowdown changes a worker's scale, not its shape. So what was learnt about a kind survives a slowdown, serves
 every worker of the kind, and passes on to the next worker group; forgetting and re-fitting would lose all three.
+
+So that samples from before and after a slowdown stay comparable, they are stored at the scale of their time. That a
+scale has changed shows at a size that goes on being run; at a new size it could as well be the shape.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -24,6 +28,13 @@ MAX_SIZES = 8
 WINDOW = 32
 """Newest samples remembered per worker and size; the median of 32 forgets a passing disturbance within 16 steps."""
 
+BLOCK = 16
+"""Samples at one size whose median is compared with that of the blocks before: they differ in scale alone."""
+
+MIN_CHANGE, NUM_SDS = 1.2, 5.0
+"""A block that is off by this factor, and by so many times its own spread, shows a change of its worker's scale. Noise
+of 8 % with a lag-1 memory of .9 hardly ever feigns that; what is smaller is left to the fit."""
+
 # An own time outside of a microsecond to a day is a broken clock, not evidence.
 _SHORTEST_S, _LONGEST_S = 1e-6, 86_400.0
 
@@ -39,11 +50,13 @@ class StepTimeBook:
 
     Attributes:
         devices: kind of device per rank.
-        applied_scale: product of the factors given to ``rescale``, shape ``[n]``; samples are stored divided by it.
+        applied_scale: product of the factors given to ``rescale`` or found in the samples, shape ``[n]``; samples are
+            stored divided by it.
         num_rows: the size of each slot, shape ``[n, MAX_SIZES]``.
-        counts: samples ever taken at that size, shape ``[n, MAX_SIZES]``.
+        counts: samples taken at that size, shape ``[n, MAX_SIZES]``.
         last_seen: value of ``num_observed`` when the size was last run, shape ``[n, MAX_SIZES]``.
         recent_s: ring of the newest samples in seconds, shape ``[n, MAX_SIZES, WINDOW]``.
+        level_s: mean level of each slot's blocks of ``BLOCK`` samples, shape ``[n, MAX_SIZES]``; 0 before the first.
         num_observed: calls of ``observe`` so far that brought a sample.
         learnt: shapes that an earlier worker group left behind.
     """
@@ -54,6 +67,7 @@ class StepTimeBook:
     counts: IntArray
     last_seen: IntArray
     recent_s: FloatArray
+    level_s: FloatArray
     num_observed: int = 0
     learnt: tuple[LearntShape, ...] = ()
 
@@ -69,6 +83,7 @@ class StepTimeBook:
             counts=_frozen(slots.copy()),
             last_seen=_frozen(slots.copy()),
             recent_s=_frozen(np.zeros((n, MAX_SIZES, WINDOW))),
+            level_s=_frozen(np.zeros((n, MAX_SIZES))),
         )
 
     def observe(
@@ -91,41 +106,57 @@ class StepTimeBook:
         if ranks.size == 0:
             return self
         sizes, counts, last_seen = self.num_rows.copy(), self.counts.copy(), self.last_seen.copy()
-        recent = self.recent_s.copy()
+        recent, level, scale = self.recent_s.copy(), self.level_s.copy(), self.applied_scale.copy()
         hits = (sizes[ranks] == rows[ranks, None]) & (counts[ranks] > 0)
         slots = hits.argmax(axis=1)
         for index in (~hits.any(axis=1)).nonzero()[0]:
             rank = int(ranks[index])
             slots[index] = slot = _slot_for(sizes[rank], counts[rank], last_seen[rank])
-            sizes[rank, slot], counts[rank, slot] = rows[rank], 0
-        seen = counts[ranks, slots]
-        recent[ranks, slots, seen % WINDOW] = times[ranks] / self.applied_scale[ranks]
+            sizes[rank, slot], counts[rank, slot], level[rank, slot] = rows[rank], 0, 0.0
+        returned = last_seen[ranks, slots] < last_seen[ranks].max(axis=1)
+        seen = np.where(returned, _whole_blocks(counts[ranks, slots]), counts[ranks, slots])
+        recent[ranks, slots, seen % WINDOW] = times[ranks] / scale[ranks]
         counts[ranks, slots] = seen + 1
         last_seen[ranks, slots] = self.num_observed + 1
+        for index in ((seen + 1) % BLOCK == 0).nonzero()[0]:
+            at = ranks[index], slots[index]
+            block = np.arange(seen[index] + 1 - BLOCK, seen[index] + 1) % WINDOW
+            level[at], factor = _compare_block(recent[at][block], float(level[at]), int(seen[index] + 1) // BLOCK)
+            recent[*at, block] /= factor
+            scale[at[0]] *= factor
         return StepTimeBook(
             devices=self.devices,
-            applied_scale=self.applied_scale,
+            applied_scale=_frozen(scale),
             num_rows=_frozen(sizes),
             counts=_frozen(counts),
             last_seen=_frozen(last_seen),
             recent_s=_frozen(recent),
+            level_s=_frozen(level),
             num_observed=self.num_observed + 1,
             learnt=self.learnt,
         )
 
     def rescale(self, rank: int, factor: float) -> StepTimeBook:
-        """Return a book in which ``rank`` takes ``factor`` times as long from now on; its samples are kept."""
+        """Return a book in which ``rank`` takes ``factor`` times as long from now on.
+
+        Its samples are kept, but for those of an unfinished block: they are what told the caller, and would tell the
+        book the same once more.
+        """
         if not 0 < factor < np.inf:
             raise ValueError(f"a scale factor must be positive and finite, got {factor}")
-        scale = self.applied_scale.copy()
+        scale, counts = self.applied_scale.copy(), self.counts.copy()
         scale[rank] *= factor
-        return replace(self, applied_scale=_frozen(scale))
+        counts[rank] = _whole_blocks(counts[rank])
+        return replace(self, applied_scale=_frozen(scale), counts=_frozen(counts))
 
     def carry_over(self, devices: tuple[str, ...]) -> StepTimeBook:
         """Return the book of a new worker group: shapes per kind are kept, everything per rank is dropped."""
         shapes = {shape.device: shape for shape in self.learnt}
+        measured = {device for device, counts in zip(self.devices, self.counts, strict=True) if counts.any()}
+        # A kind that this group measured nothing of is passed on as it came: fitting a fit again would smooth it away.
         for device, fit in _fit_all(self).items():
-            shapes[device] = fit.as_learnt(device)
+            if device in measured:
+                shapes[device] = fit.as_learnt(device)
         return replace(StepTimeBook.empty(devices), learnt=tuple(shapes[device] for device in sorted(shapes)))
 
     def curve(self, rank: int) -> StepTimeCurve:
@@ -180,6 +211,30 @@ def _fit_all(book: StepTimeBook) -> dict[str, KindFit]:
     """Fit every kind that has evidence. A book compares by identity, so the newest few keep their fits."""
     fits = {device: fit_kind(book._medians(device)) for device in sorted(set(book.devices))}
     return {device: fit for device, fit in fits.items() if fit is not None}
+
+
+def _whole_blocks(counts: IntArray) -> IntArray:
+    """Return counts without an unfinished block behind finished ones: its next sample would be of another time."""
+    whole: IntArray = np.where(counts >= BLOCK, counts - counts % BLOCK, counts)
+    return whole
+
+
+def _compare_block(samples: FloatArray, level_s: float, num_blocks: int) -> tuple[float, float]:
+    """Compare a size's newest block with the mean level of those before it.
+
+    Returns:
+        The level with this block, which is the ``num_blocks``-th, and the factor on the worker's scale that it shows:
+        1 but where the change is beyond doubt. A block that a change falls into is too spread to say anything.
+    """
+    log_s = np.log(samples)
+    median = float(np.median(log_s))
+    if level_s == 0.0:
+        return math.exp(median), 1.0
+    change = median - math.log(level_s)
+    if abs(change) <= math.log(MIN_CHANGE):
+        return level_s * math.exp(change / num_blocks), 1.0
+    spread = 1.4826 * float(np.median(np.abs(log_s - median)))
+    return level_s, math.exp(change) if abs(change) > NUM_SDS * spread else 1.0
 
 
 def _slot_for(sizes: IntArray, counts: IntArray, last_seen: IntArray) -> int:

@@ -49,6 +49,23 @@ def test_rex_is_within_a_tenth_of_the_optimum_in_forty_steps_and_then_rests(nois
     assert all(step < 300 for step, _ in run.allocations), "no oscillation once it is found"
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_rex_follows_a_lasting_slowdown_and_comes_back_after_it(rank, noise, seed):
+    episode = Episode(rank=rank, start_step=300, num_steps=400, factor=2.0)
+    run = play("rex", resnet50(seed, noise, episodes=(episode,)), 1100)
+
+    def median_s(first: int, last: int) -> float:
+        return float(np.median(run.own_s[first:last].max(axis=1)))
+
+    slow_s = optimal_split(PROFILES, 256, [2.0 if r == rank else 1.0 for r in range(4)]).step_time_s
+    healthy_s = median_s(200, 300)
+    assert median_s(500, 700) < 1.12 * slow_s * healthy_s / OPTIMUM_S
+    assert median_s(900, 1100) < 1.05 * healthy_s
+    assert len(run.allocations) - 1 <= 8
+
+
 def test_rex_measures_the_gain_that_the_public_curves_promise():
     run = play("rex", resnet50(), 200)
     equal_s = max(float(profile.own_time_s(64)) for profile in PROFILES)
