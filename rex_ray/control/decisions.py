@@ -159,7 +159,10 @@ def fault_of(proposal: Proposal, problem: Problem, fixed_rows: int | None = None
         return f"shares {sizes} sum to {sum(sizes)}, not to the global batch of {fixed_rows}"
     if sum(sizes) > max(problem.max_global_batch_size, problem.global_batch_size):
         return f"a global batch of {sum(sizes)} is above the largest allowed, {problem.max_global_batch_size}"
+    least = sum(worker.min_local_batch_size for worker in problem.workers)
     for size, worker in zip(sizes, problem.workers, strict=True):
+        if size < worker.min_local_batch_size and least <= sum(sizes):
+            return f"rank {worker.rank} needs {worker.min_local_batch_size} rows at least, not {size}"
         if worker.max_local_batch_size is not None and size > worker.max_local_batch_size:
             return f"rank {worker.rank} cannot hold {size} rows, at most {worker.max_local_batch_size}"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rex_ray.core.apportion import apportion
+from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.types import Allocation, IntArray, Problem
 
 __all__ = ["equal_shares", "resumed_shares", "share_bounds"]
@@ -15,8 +16,8 @@ _UNBOUNDED = 2**40
 def share_bounds(problem: Problem, global_batch_size: int) -> tuple[IntArray, IntArray]:
     """Return the fewest and the most rows per rank, each of shape ``[n]``.
 
-    A global batch too small for everyone's minimum (2 rows over 3 workers) lets go of the minima: some ranks then
-    have no rows and join the reduction with weight 0.
+    A global batch too small for everyone's minimum leaves no choice: its rows are the minima, in equal parts. Where
+    there are fewer rows than ranks, some have none and join the reduction with weight 0.
     """
     lower = np.array([worker.min_local_batch_size for worker in problem.workers], dtype=np.int64)
     upper = np.array(
@@ -28,7 +29,7 @@ def share_bounds(problem: Problem, global_batch_size: int) -> tuple[IntArray, In
     )
     lower = np.minimum(lower, upper)
     if lower.sum() > global_batch_size:
-        lower = np.zeros_like(lower)
+        lower = apportion(global_batch_size, np.ones(problem.num_workers), upper=lower)
     return lower, upper
 
 
@@ -39,6 +40,11 @@ def equal_shares(problem: Problem, global_batch_size: int) -> tuple[int, ...]:
         InfeasibleError: the group cannot hold so many rows.
     """
     lower, upper = share_bounds(problem, global_batch_size)
+    if upper.sum() < global_batch_size:
+        raise InfeasibleError(
+            f"a global batch of {global_batch_size} rows does not fit {problem.num_workers} workers that hold "
+            f"{upper.sum()} together: lower global_batch_size or use more workers"
+        )
     shares = apportion(global_batch_size, np.ones(problem.num_workers), lower, upper)
     return tuple(int(share) for share in shares)
 

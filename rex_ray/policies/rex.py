@@ -232,10 +232,9 @@ def _all_known(book: StepTimeBook) -> bool:
 
 def _exact_plan(problem: Problem, book: StepTimeBook, global_batch_size: int) -> SplitPlan | None:
     """Return the exact split within the ranks' limits and the curves' reach, or None where there is none."""
-    try:
-        curves = book.curves()
-    except ValueError:
+    if not _all_known(book):
         return None
+    curves = book.curves()
     lower, upper = share_bounds(problem, global_batch_size)
     reach = np.array([curve.max_trusted_rows for curve in curves], dtype=np.int64)
     upper = np.maximum(np.minimum(upper, reach), lower)

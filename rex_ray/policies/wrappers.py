@@ -23,11 +23,12 @@ StateT = TypeVar("StateT")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CooldownState(Generic[StateT]):
-    """The inner state; whether the group runs anything yet; and the first step at which it may change again."""
+    """The inner state; whether the group runs anything yet; the newest step known; and the first that may change."""
 
     inner: StateT
     has_begun: bool = False
-    free_from_step: int | None = None
+    newest_step: int = 0
+    free_from_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,12 @@ class Cooldown(Generic[StateT]):
         state = replace(state, inner=inner)
         match observation:
             case AllocationApplied():
-                free = observation.step + self.steps if state.has_begun else None
-                return decision, replace(state, has_begun=True, free_from_step=free)
-            case StepObserved() if state.free_from_step is not None and observation.step < state.free_from_step:
-                wait = state.free_from_step - observation.step
-                return _held_back(decision, f"cool-down for {wait} more steps"), state
-            case _:
-                return decision, state
+                free = observation.step + self.steps if state.has_begun else observation.step
+                state = replace(state, has_begun=True, newest_step=observation.step, free_from_step=free)
+            case StepObserved():
+                state = replace(state, newest_step=observation.step)
+        wait = state.free_from_step - state.newest_step
+        return _held_back(decision, f"cool-down for {wait} more steps") if wait > 0 else decision, state
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,7 @@ def test_invariant_5_a_policys_nonsense_costs_a_note_and_nothing_else():
         move(20, 13),
         move(33, -1),
         move(16, 8, 8),
+        move(32, 0),
         ChangeGlobalBatch(proposal=Proposal(local_batch_sizes=(500, 500)), reason="far too much"),
     ]
     controller = running(Scripted(*nonsense, move(20, 12)))

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from policy_worlds import RNG, group, live, observed, shares_run
 
-from rex_ray.core.errors import ConfigError
-from rex_ray.core.observations import AllocationApplied
+from rex_ray.core.errors import ConfigError, InfeasibleError
+from rex_ray.core.observations import AllocationApplied, SearchResult
 from rex_ray.core.types import Allocation, StepFlag
-from rex_ray.policies.base import Keep, Reallocate
+from rex_ray.policies.base import Keep, Proposal, Reallocate
 from rex_ray.policies.registry import make_policy, policy_names, policy_options
+from rex_ray.policies.wrappers import Cooldown
 
 
 def noisy(truth: Callable[[int, int], float], sd: float, seed: int) -> Callable[[int, Sequence[int]], list[float]]:
@@ -143,6 +144,45 @@ def test_cooldown_waits_between_changes_and_hysteresis_refuses_small_gains():
     assert free[2][0] - free[1][0] < 40 <= cooled[2][0] - cooled[1][0]
     assert cooled[1] == free[1], "the first change waits for nothing"
     assert len(stiff) == 1
+
+
+def test_cooldown_also_holds_back_what_a_search_found():
+    class Eager:
+        """Proposes whatever it is shown."""
+
+        name = "eager"
+
+        def init(self, problem, prior=None, current=None):
+            return Proposal(local_batch_sizes=(4, 4)), None
+
+        def decide(self, state, observation, rng):
+            return Reallocate(proposal=Proposal(local_batch_sizes=(5, 3)), reason="found"), state
+
+    policy = Cooldown(Eager(), 10)
+    _, state = policy.init(group(["T4"] * 2, 8))
+    for version, step in ((1, 0), (2, 20)):
+        applied = AllocationApplied(allocation=Allocation(version=version, local_batch_sizes=(4, 4)), step=step)
+        _, state = policy.decide(state, applied, RNG)
+    result = SearchResult(search_id="s", local_batch_sizes=(5, 3), objective=0.1, reason="done")
+    for step, kind in ((25, Keep), (29, Keep), (30, Reallocate)):
+        _, state = policy.decide(state, observed(step, (4, 4), (9.0, 9.0)), RNG)
+        assert isinstance(policy.decide(state, result, RNG)[0], kind)
+
+
+@pytest.mark.parametrize("rows", range(4, 9))
+@pytest.mark.parametrize("name", policy_names())
+def test_b10_a_batch_too_small_for_every_minimum_stays_in_equal_parts(name, rows):
+    """BatchNorm wants two rows of every rank; where they are not there, none is robbed of its last one for speed."""
+    problem = group(["T4", "T4", "V100", "V100"], rows, lower=2)
+    history = live(make_policy(name), problem, noisy(slow_last(5.0, 4), 0.01, 0), num_steps=150)
+    assert {tuple(sorted(sizes)) for _, sizes in shares_run(history)} == {
+        tuple(sorted(rows // 4 + (rank < rows % 4) for rank in range(4)))
+    }
+
+
+def test_a_group_that_cannot_hold_the_batch_is_told_the_remedy():
+    with pytest.raises(InfeasibleError, match=r"100 rows .* 2 workers that hold 80 together: lower global_batch_size"):
+        make_policy("rex").init(group(["T4"] * 2, 100, upper=40))
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def assert_fits(proposal: Proposal, problem: Problem, rows: int) -> None:
     assert sum(sizes) == rows
     can_all_have_the_least = sum(w.min_local_batch_size for w in problem.workers) <= rows
     for size, worker in zip(sizes, problem.workers, strict=True):
-        assert size >= (worker.min_local_batch_size if can_all_have_the_least else 0)
+        assert size >= (worker.min_local_batch_size if can_all_have_the_least else min(1, rows // len(sizes)))
         assert worker.max_local_batch_size is None or size <= worker.max_local_batch_size
 
 
