@@ -30,7 +30,7 @@ from rex_ray.control.journal import Chunk, Entry, Header, JournalWriter
 from rex_ray.control.notes import Note
 from rex_ray.control.outcome import Mode
 from rex_ray.control.phases import Ended, Running, Starting, Switching, Waiting
-from rex_ray.control.reading import read_journal
+from rex_ray.control.reading import newest_steps_file, read_journal
 from rex_ray.control.replay import controller_for, restore
 from rex_ray.core.types import StepRecord
 from rex_ray.policies.base import Policy
@@ -134,8 +134,8 @@ class JournalledController:
             first_event=controller.state.num_events,
             driver=len(journal.headers),
         )
-        num_files = sum(name.startswith("steps-") for name in files)
-        journalled = cls(controller, JournalWriter(header=header, state=controller.state, num_files=num_files))
+        writer = JournalWriter(header=header, state=controller.state, num_files=newest_steps_file(files))
+        journalled = cls(controller, writer)
         return journalled, Turn(chunks=journalled.flush(), commands=controller.unacknowledged())
 
     @property

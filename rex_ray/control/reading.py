@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +28,9 @@ from rex_ray.control.phases import ControllerState
 from rex_ray.control.vocabulary import CODEC
 from rex_ray.core.observations import StepObserved
 
-__all__ = ["read_journal"]
+__all__ = ["newest_steps_file", "read_journal"]
 
-_STEPS_FILE = re.compile(r"steps-\d+\.bin")
+_STEPS_FILE = re.compile(r"steps-(\d+)\.bin")
 
 
 @dataclass(slots=True)
@@ -104,14 +104,27 @@ def _read_lines(data: bytes, ignored: list[str]) -> list[_Part]:
             torn = number
             ignored.append(f"line {number} of {EVENTS_FILE}, torn by the end of its driver")
             continue
+        if not isinstance(record, dict):
+            raise CodecError(f"{EVENTS_FILE} is damaged: line {number} is no object")
         if "header" in record:
             parts.append(_Part(read_header(record["header"])))
             torn = None
         elif torn is not None:
             raise CodecError(f"{EVENTS_FILE} is damaged: line {torn} is no JSON, but its driver went on writing")
         elif parts:
-            parts[-1].lines[int(record["k"])] = record
+            parts[-1].lines[_number_of(record, number)] = record
     return parts
+
+
+def newest_steps_file(files: Iterable[str]) -> int:
+    """Return the highest number of a step file among these names, 0 without any: the next driver begins behind it."""
+    return max((int(match[1]) for name in files if (match := _STEPS_FILE.fullmatch(name))), default=0)
+
+
+def _number_of(record: dict[str, Any], line: int) -> int:
+    if not isinstance(record.get("k"), int):
+        raise CodecError(f"{EVENTS_FILE} is damaged: line {line} does not number its event")
+    return int(record["k"])
 
 
 def _read_steps(name: str, data: bytes, parts: list[_Part], ignored: list[str]) -> None:

@@ -358,7 +358,7 @@ def test_step_files_are_rotated_and_each_opens_with_a_snapshot():
     assert encoded(restore(journal).state) == encoded(journalled.controller.state)
 
 
-@pytest.mark.parametrize("damage", ["byte", "line", "foreign", "newer", "empty"])
+@pytest.mark.parametrize("damage", ["byte", "line", "number", "scalar", "foreign", "newer", "empty"])
 def test_damage_that_no_death_explains_is_refused_by_name(damage):
     files = dict(one_run()[1].files())
     steps = next(name for name in files if name != EVENTS_FILE)
@@ -367,6 +367,10 @@ def test_damage_that_no_death_explains_is_refused_by_name(damage):
     elif damage == "line":
         lines = files[EVENTS_FILE].split(b"\n")
         files[EVENTS_FILE] = b"\n".join([lines[0], lines[1][:-9], *lines[2:]])
+    elif damage == "number":
+        files[EVENTS_FILE] = files[EVENTS_FILE].replace(b'{"k":1,', b'{"q":1,')
+    elif damage == "scalar":
+        files[EVENTS_FILE] += b"12\n"
     elif damage == "foreign":
         files[steps] = b"PK\x03\x04 something else entirely"
     elif damage == "newer":
@@ -378,6 +382,8 @@ def test_damage_that_no_death_explains_is_refused_by_name(damage):
         match={
             "byte": "checksum",
             "line": "line 2",
+            "number": "does not number its event",
+            "scalar": "no object",
             "foreign": "no step file",
             "newer": "version 99",
             "empty": "no header",
@@ -428,6 +434,16 @@ def test_an_illegal_event_leaves_no_trace_in_the_journal():
         journalled.handle(step_of(4, 1))
     disk.take(Turn(chunks=journalled.flush()))
     assert len(read_journal(disk.files()).entries) == 2
+
+
+def test_a_resumed_driver_never_writes_into_a_step_file_that_exists():
+    journalled, chunks = JournalledController.begin(policy="bsp")
+    disk = Disk()
+    for turn in (Turn(chunks=chunks), journalled.handle(started()), Turn(chunks=journalled.flush())):
+        disk.take(turn)
+    resumed, turn = JournalledController.resume(disk.files() | {"steps-00007.bin": b"", "steps-copy.bin": b""})
+    resumed.add([record_of(rank, 0) for rank in range(2)])
+    assert {name for name, _ in (*turn.chunks, *resumed.flush())} == {EVENTS_FILE, "steps-00008.bin"}
 
 
 def test_a_resumed_driver_takes_records_from_the_next_step_on():
