@@ -105,13 +105,14 @@ def noise_scale(moments: Sequence[GradientMoments], min_blocks: int = MIN_BLOCKS
     """Return ``phi`` as a ratio of sums, in rows.
 
     Returns:
-        None while fewer than ``min_blocks`` moments are known or the noise sums to less than nothing (a lossy
-        reduction); ``inf`` where the noise hides the gradient altogether.
+        None while fewer than ``min_blocks`` moments are known, where the noise sums to less than nothing (a lossy
+        reduction), or there is neither noise nor gradient (nothing is trained); ``inf`` where the noise hides the
+        gradient altogether.
     """
     if len(moments) < min_blocks:
         return None
     noise = math.fsum(moment.noise_trace for moment in moments)
     signal = math.fsum(moment.sq_norm for moment in moments)
-    if noise < 0:
+    if noise < 0 or noise == signal == 0:
         return None
     return noise / signal if signal > 0 else math.inf

@@ -7,6 +7,7 @@ wolf, so the emulated kind has to remember as well.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,6 +45,8 @@ class NoiseModel:
     def __post_init__(self) -> None:
         if not (0 <= self.sd < 0.3 and 0 <= self.rho <= 0.9 and 0 <= self.spike_probability <= 1):
             raise ConfigError(f"noise needs 0 <= sd < 0.3, 0 <= rho <= 0.9 and a probability of spikes, got {self}")
+        if not (0 < self.spike_factor < math.inf and 0 < self.first_step_factor < math.inf):
+            raise ConfigError(f"noise needs positive and finite factors, got {self}")
 
     @classmethod
     def quiet(cls) -> NoiseModel:

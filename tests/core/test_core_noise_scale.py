@@ -105,5 +105,6 @@ def test_the_noise_scale_is_a_ratio_of_sums_or_unknown():
     assert noise_scale(moments[:7]) is None
     assert noise_scale([GradientMoments(sq_norm=-1.0, noise_trace=4.0)] * 8) == math.inf
     assert noise_scale([GradientMoments(sq_norm=1.0, noise_trace=-4.0)] * 8) is None
+    assert noise_scale([GradientMoments(sq_norm=0.0, noise_trace=0.0)] * 8) is None
     total = sum(moments[1:], moments[0])
     assert total.noise_trace / total.sq_norm == noise_scale(moments)
