@@ -73,7 +73,9 @@ class Saves:
             )
             self._link.send([record])
         due = now_s() - self._saved_s >= self._interval_s or self._feed.at_the_end
-        if self._group.broadcast(torch.tensor([int(due)]), "session.report").item():
+        with self._tracker.waiting():
+            agreed = self._group.broadcast(torch.tensor([int(due)]), "session.report")
+        if agreed.item():
             self._save(metrics)
         else:
             self._unsaved = dict(metrics)

@@ -32,20 +32,17 @@ from torch import nn
 from rex_ray.core.errors import ConfigError, LinkError
 from rex_ray.core.types import Allocation, WorkerSpec
 from rex_ray.worker import evaluation, replicas, state
-from rex_ray.worker.comm_hook import CommHook, Reduction
+from rex_ray.worker.comm_hook import CommHook
 from rex_ray.worker.feed import Feed
-from rex_ray.worker.guard import ReplicaGuard
 from rex_ray.worker.link import ControlLink, Reporter
 from rex_ray.worker.loader import TrainLoader
-from rex_ray.worker.microbatch import Gradients
-from rex_ray.worker.optimizer_hooks import OptimizerHooks
+from rex_ray.worker.model_side import ModelSide
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.probes import RecordQueue, total_squared_norm
+from rex_ray.worker.probes import RecordQueue
 from rex_ray.worker.saves import Saves
-from rex_ray.worker.side_group import SideGroup, distributed
+from rex_ray.worker.side_group import SideGroup
 from rex_ray.worker.step import StepHook
 from rex_ray.worker.tracker import StepTracker
-from rex_ray.worker.weighting import OutputWeights, has_batch_norm
 
 __all__ = ["Session", "get_session", "open_session"]
 
@@ -80,7 +77,6 @@ class Session:
         self.node = node
         self._options = options
         self._link = link
-        self._torch_device = torch_device
         self._values = SideGroup(options.collective_timeout_s)
         self._control = SideGroup(options.collective_timeout_s)
         self.rank, self.world_size = self._values.rank, self._values.size
@@ -94,6 +90,9 @@ class Session:
             device=torch_device or torch.device("cpu"),
             generation=self.generation,
             records=RecordQueue(link.send),
+        )
+        self._model_side = ModelSide(
+            tracker=self._tracker, options=options, values=self._values, torch_device=torch_device
         )
         self._feed = Feed(
             tracker=self._tracker,
@@ -112,12 +111,8 @@ class Session:
             feed=self._feed,
             generation=self.generation,
             interval_s=options.checkpoint_interval_s,
-            before_save=self._agree_on_buffers,
+            before_save=self._model_side.agree_on_buffers,
         )
-        self._reduction: Reduction | None = None
-        self._user_hook: tuple[Any, CommHook] | None = None
-        self._model: nn.Module | None = None
-        self._gradients: Gradients | None = None
         if self._restored is not None and self.rank == 0:
             position = self._tracker.position
             _log.warning(
@@ -177,8 +172,6 @@ class Session:
         Raises:
             ConfigError: a second model, several optimizers, or a DDP that has a communication hook.
         """
-        if self._model is not None:
-            raise ConfigError("session.prepare takes one model; put several networks into one nn.Module")
         if not isinstance(model, nn.Module):
             raise ConfigError(f"session.prepare takes an nn.Module first, got a {type(model).__name__}")
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -186,34 +179,19 @@ class Session:
                 f"session.prepare takes one optimizer, got a {type(optimizer).__name__}: give the one whose learning "
                 "rate follows the global batch, and have others saved with session.register(name=optimizer)"
             )
-        bare = replicas.unwrap(model)
-        if self._torch_device is not None:
-            bare.to(self._torch_device)
-        self._tracker.device = next((p.device for p in bare.parameters()), self._tracker.device)
-        self._tracker.parameters = list(bare.parameters())
-        self._tracker.scaler = scaler
-        prepared = state.Prepared(model=bare, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-        if self._restored is not None:
-            prepared.load(self._restored)
-        guard = ReplicaGuard(bare, frozen_matters=model is bare) if distributed() else None
-        if self._feed.dataset_size is not None and has_batch_norm(bare):
+        parts = state.Prepared(model=replicas.unwrap(model), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+        prepared = self._model_side.prepare(model, parts, self._restored)
+        self._saves.prepared = parts
+        if self._feed.dataset_size is not None and self._model_side.normalises_over_rows:
             warnings.warn(
                 "session.loader was called before session.prepare, so the controller does not know that the model "
                 "normalises over rows and may give a worker a single one; call prepare first (a scheduler that needs "
                 "len(loader) is saved with session.register(scheduler=scheduler))",
                 stacklevel=2,
             )
-        self._model = self._replicate(model)
-        by_tokens = self._options.weight_by == "tokens"
-        complete = None if self._reduction is not None else self._complete_gradient
-        OutputWeights(self._tracker, by_tokens=by_tokens, complete=complete).install(self._model)
-        OptimizerHooks(self._tracker, guard).install(optimizer)
-        self._gradients = Gradients(tracker=self._tracker, group=self._values, by_tokens=by_tokens, model=self._model)
-        self._saves.prepared = prepared
-        self._tracker.prepared = True
         if self._restored is not None:
             state.restore_rng(self._restored["rng"], self.rank, self.world_size)
-        return (self._model, optimizer, *(part for part in (scheduler, scaler) if part is not None))
+        return (prepared, optimizer, *(part for part in (scheduler, scaler) if part is not None))
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the bare model: evaluate with it, also on one rank alone.
@@ -237,7 +215,7 @@ class Session:
             ConfigError: a refused option, an iterable-style data set, a second training loader, or a global
                 batch that the data set or the number of workers does not allow.
         """
-        fewest = 2 if self._model is not None and has_batch_norm(self._model) else 1
+        fewest = 2 if self._model_side.normalises_over_rows else 1
         spec = WorkerSpec(rank=self.rank, device=self.device_kind, node=self.node, min_local_batch_size=fewest)
         return self._feed.loader(dataset, spec, self._end_pass, options)
 
@@ -276,7 +254,7 @@ class Session:
             weight: number of tokens behind the mean; needed with ``weight_by="tokens"``, refused with the default,
                 which weights a rank by its samples.
         """
-        self._need_gradients().backward(loss, weight)
+        self._model_side.gradients.backward(loss, weight)
 
     def micro_batches(self, batch: Any, num_chunks: int, weight: float | None = None) -> Iterator[Any]:
         """Cut this rank's batch into micro-batches, to save memory and change nothing else.
@@ -296,7 +274,7 @@ class Session:
             num_chunks: most micro-batches; fewer where there are fewer rows.
             weight: this rank's tokens of the whole batch; needed with ``weight_by="tokens"``.
         """
-        return self._need_gradients().micro_batches(batch, num_chunks, weight)
+        return self._model_side.gradients.micro_batches(batch, num_chunks, weight)
 
     def accumulate(self, weight: float | None = None) -> AbstractContextManager[None]:
         """Keep the gradients of all micro-batches but the last local, where you cut the batch yourself.
@@ -308,7 +286,7 @@ class Session:
         Args:
             weight: this rank's tokens of the whole batch; needed with ``weight_by="tokens"``.
         """
-        return self._need_gradients().accumulate(weight)
+        return self._model_side.gradients.accumulate(weight)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Journal metrics, and now and then save.
@@ -321,11 +299,13 @@ class Session:
 
     def pool(self, numerator: evaluation.Summable, denominator: evaluation.Summable) -> float:
         """Return ``sum(numerator) / sum(denominator)`` over ranks, e.g. of correct answers and rows."""
-        return evaluation.pool_ratio(self._values, numerator, denominator)
+        with self._tracker.waiting():
+            return evaluation.pool_ratio(self._values, numerator, denominator)
 
     def pool_sum(self, values: evaluation.Summable) -> torch.Tensor:
         """Return the sum of a number or tensor over ranks, on the CPU in int64 or float64, same shape."""
-        return evaluation.pool_sum(self._values, values)
+        with self._tracker.waiting():
+            return evaluation.pool_sum(self._values, values)
 
     # --- extensions
 
@@ -342,9 +322,7 @@ class Session:
 
         Weights stay exact, since they are in the gradient already. Gradient norms are no longer measured.
         """
-        self._user_hook = (hook_state, hook)
-        if self._reduction is not None:
-            self._reduction.average_by(hook_state, hook)
+        self._model_side.average_by(hook_state, hook)
 
     def add_step_hook(self, hook: StepHook) -> None:
         """Have ``hook`` called at each step's last local gradient and at the end of its reduction."""
@@ -373,45 +351,9 @@ class Session:
         finally:
             self._link.close(limit_s)
 
-    # --- inside
-
-    def _replicate(self, model: nn.Module) -> nn.Module:
-        if not distributed():
-            return model
-        ddp = replicas.wrapped(model, self._options.collective_timeout_s)
-        self._reduction = Reduction(self._tracker, ddp.process_group)
-        if self._user_hook is not None:
-            self._reduction.average_by(*self._user_hook)
-        self._reduction.install(ddp)
-        return ddp
-
-    def _complete_gradient(self) -> None:
-        """End a backward pass that nobody reduces: the local gradient is the global one."""
-        self._tracker.last_gradient()
-        if self._tracker.measures_norm:
-            self._tracker.add_local_sq(total_squared_norm(self._tracker.parameters))
-        self._tracker.reduction_ended()
-
     def _end_pass(self) -> None:
         self._tracker.gap()
-        self._agree_on_buffers()
-
-    def _agree_on_buffers(self) -> None:
-        if self._model is None or self._reduction is None:
-            return
-        tracker = self._tracker
-        replicas.agree_on_buffers(
-            replicas.unwrap(self._model),
-            self._reduction.process_group,
-            tracker.own_rows_since_sync,
-            tracker.total_rows_since_sync,
-        )
-        tracker.own_rows_since_sync = tracker.total_rows_since_sync = 0
-
-    def _need_gradients(self) -> Gradients:
-        if self._gradients is None:
-            raise ConfigError("call session.prepare(model, optimizer) first")
-        return self._gradients
+        self._model_side.agree_on_buffers()
 
 
 _current: Session | None = None

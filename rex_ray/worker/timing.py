@@ -80,13 +80,13 @@ class StepTimer:
     reducing alternate, and each part is summed, so that no wait leaks into the own time.
     """
 
-    __slots__ = ("_compute", "_device", "_paused_s", "_start", "_stop", "_sync")
+    __slots__ = ("_compute", "_device", "_pause_s", "_paused_s", "_start", "_stop", "_sync")
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._compute: list[tuple[AnyMark, AnyMark]] = []
         self._sync: list[tuple[AnyMark, AnyMark]] = []
-        self._paused_s = 0.0
+        self._pause_s = self._paused_s = 0.0
         self._start = take_mark(device)
         self._stop: AnyMark | None = None
 
@@ -94,6 +94,8 @@ class StepTimer:
         """The last local gradient of a backward pass is there; its reduction starts."""
         self._stop = take_mark(self._device)
         self._compute.append((self._start, self._stop))
+        self._paused_s += self._pause_s
+        self._pause_s = 0.0
 
     def reduced(self) -> None:
         """The reduction ended."""
@@ -104,12 +106,12 @@ class StepTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the enclosed wait for other ranks out of the own time."""
+        """Leave the enclosed wait for other ranks out of the own time, if a backward pass follows in this step."""
         began_s = now_s()
         try:
             yield
         finally:
-            self._paused_s += now_s() - began_s
+            self._pause_s += now_s() - began_s
 
     @property
     def measured(self) -> bool:

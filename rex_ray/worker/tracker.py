@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -122,6 +123,10 @@ class StepTracker:
         """Something other than training takes place: the next step's times are no evidence."""
         self.close()
         self._gap = True
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Leave a wait for other ranks that the loop asks for out of the own time of the step in hand."""
+        return nullcontext() if self.in_hand is None else self.in_hand.timer.paused()
 
     def flush(self) -> None:
         """Send every record that is complete."""

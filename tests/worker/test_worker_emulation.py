@@ -3,7 +3,6 @@ from __future__ import annotations
 import functools
 import json
 import pickle
-import statistics
 import time
 from pathlib import Path
 
@@ -108,9 +107,8 @@ def test_each_rank_keeps_its_own_devices_time_and_the_step_the_slowest_ranks_plu
     assert target[0] > 1.5 * target[1]
     for rank in (0, 1):
         own, sync, step = zip(*json.loads((tmp_path / f"{rank}.json").read_text()), strict=True)
-        assert min(own) > target[rank] * 0.999
-        assert statistics.median(own) == pytest.approx(target[rank], rel=0.2)
-        assert statistics.median(step) == pytest.approx(target[0] + 0.2 * 0.05, rel=0.25)
+        assert 0.999 * target[rank] < min(own) < 1.2 * target[rank]
+        assert min(step) == pytest.approx(target[0] + 0.2 * 0.05, rel=0.25)
         assert min(sync) >= 0.2 * 0.05
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -293,6 +294,32 @@ def test_training_on_batches_of_another_loader_is_warned_of_once(ranks: GlooGrou
     for messages in ranks.run(train_on_a_foreign_batch):
         assert len(messages) == 1
         assert "no batch of session.loader" in messages[0]
+
+
+def pool_inside_a_step(rank: int) -> list[tuple[float, float]]:
+    """Rank 1 computes for long; the others wait for it in a sum, once before and once after the gradient."""
+    link = ScriptedLink((4, 4, 4))
+    with opened(link) as session:
+        _, net, optimizer = prepared(session)
+        for _, inputs, targets in session.loader(Rows(36)):
+            optimizer.zero_grad()
+            loss = F.mse_loss(net(inputs), targets)
+            time.sleep(0.1 if rank == 1 else 0.0)
+            session.pool(float(loss), 1.0)
+            loss.backward()
+            optimizer.step()
+            time.sleep(0.1 if rank == 1 else 0.0)
+            session.pool(float(loss), 1.0)
+    return [(record.compute_s, record.step_s) for record in link.steps]
+
+
+@pytest.mark.dist
+def test_a_sum_over_ranks_within_a_step_is_no_own_time(ranks: GlooGroup) -> None:
+    first, slow, last = ranks.run(pool_inside_a_step)
+    assert min(own for own, _ in slow) >= 0.1
+    assert min(own for own, _ in first) < 0.05
+    assert min(own for own, _ in last) < 0.05
+    assert min(step for _, step in first + last) >= 0.15
 
 
 # --- reports and epochs
