@@ -98,7 +98,7 @@ def publish(
     *,
     reason: str,
     predicted_gain: float | None = None,
-    withdrawn: Allocation | None = None,
+    withdrawn: Publication | None = None,
 ) -> Outcome:
     """Give a proposal the next version and send it on its way."""
     allocation = Allocation(

@@ -9,7 +9,7 @@ from rex_ray.control.decisions import ask
 from rex_ray.control.events import StepObserved
 from rex_ray.control.notes import Applied, Measured, Note
 from rex_ray.control.outcome import Outcome, Rules, drop
-from rex_ray.control.phases import ControllerState, Gauge, Running, Starting, Switching
+from rex_ray.control.phases import ControllerState, Gauge, Publication, Running, Starting, Switching
 from rex_ray.core.errors import IllegalEventError
 from rex_ray.core.observations import AllocationApplied
 from rex_ray.core.types import StepFlag
@@ -34,30 +34,33 @@ def observe_step(rules: Rules, state: ControllerState, event: StepObserved) -> O
     if isinstance(phase, Starting | Switching):
         if event.allocation_version == phase.pending.allocation.version:
             running = Running(group=phase.group, allocation=phase.pending.allocation)
-            return _apply(rules, state, event, running).then(lambda now: _judge_step(rules, now, event))
-        if isinstance(phase, Switching) and phase.withdrawn and event.allocation_version == phase.withdrawn.version:
+            return _apply(rules, state, event, running, phase.pending).then(lambda now: _judge_step(rules, now, event))
+        if not isinstance(phase, Switching) or (withdrawn := phase.withdrawn) is None:
+            return drop(state, "StepObserved of an unknown version")
+        if event.allocation_version == withdrawn.allocation.version:
             # Taken up too late: true all the same, until what withdraws it is applied in its turn.
-            late = replace(phase, allocation=phase.withdrawn, withdrawn=None)
-            return _apply(rules, state, event, late).then(lambda now: _judge_step(rules, now, event))
+            late = replace(phase, allocation=withdrawn.allocation, withdrawn=None)
+            return _apply(rules, state, event, late, withdrawn).then(lambda now: _judge_step(rules, now, event))
     return drop(state, "StepObserved of an unknown version")
 
 
-def _apply(rules: Rules, state: ControllerState, event: StepObserved, phase: Running | Switching) -> Outcome:
-    """The first complete step under an allocation: it is applied, and what was measured before is compared with."""
+def _apply(
+    rules: Rules, state: ControllerState, event: StepObserved, phase: Running | Switching, published: Publication
+) -> Outcome:
+    """The first complete step under what was published: it is applied, and measured against what was before."""
     assert isinstance(state.phase, Starting | Switching)
-    pending = state.phase.pending
     old_rows = state.phase.allocation.global_batch_size if isinstance(state.phase, Switching) else 0
     past = state.gauge.slowest_us
     gauge = Gauge(
         before_us=int(statistics.median(past)) if past and old_rows else None,
         before_rows=old_rows,
-        predicted_gain=pending.predicted_gain,
+        predicted_gain=published.predicted_gain,
     )
     applied = Applied(
         step=event.step,
         version=phase.allocation.version,
         local_batch_sizes=phase.allocation.local_batch_sizes,
-        lag_steps=event.step - pending.decided_step,
+        lag_steps=event.step - published.decided_step,
     )
     now = replace(state, phase=phase, gauge=gauge, last_unheeded=None)
     told = ask(rules, now, AllocationApplied(allocation=phase.allocation, step=event.step))

@@ -159,9 +159,11 @@ def remind_group(rules: Rules, state: ControllerState, event: Ticked) -> Outcome
 
 def _withdraw(state: ControllerState, phase: Switching, waited_us: int) -> Outcome:
     old = Proposal(local_batch_sizes=phase.allocation.local_batch_sizes, lr_factor=phase.allocation.lr_factor)
-    late = phase.pending.allocation
-    reason = f"allocation {late.version} was not taken up within {waited_us / 1e6:.0f} s"
-    note = Withdrawn(step=state.last_step, version=late.version, by_version=state.next_version, waited_us=waited_us)
+    late = phase.pending
+    reason = f"allocation {late.allocation.version} was not taken up within {waited_us / 1e6:.0f} s"
+    note = Withdrawn(
+        step=state.last_step, version=late.allocation.version, by_version=state.next_version, waited_us=waited_us
+    )
     return replace(publish(state, phase, old, reason=reason, withdrawn=late), notes=(note,))
 
 

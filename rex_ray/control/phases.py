@@ -82,13 +82,13 @@ class Running:
 class Switching:
     """The group runs under ``allocation`` and was given ``pending``.
 
-    ``withdrawn`` is an allocation that ``pending`` takes back; late workers may still run it for a while.
+    ``withdrawn`` is what ``pending`` takes back; late workers may still run it for a while.
     """
 
     group: Group
     allocation: Allocation
     pending: Publication
-    withdrawn: Allocation | None = None
+    withdrawn: Publication | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

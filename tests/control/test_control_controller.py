@@ -131,11 +131,14 @@ def test_invariant_2_where_steps_are_long_a_switch_is_given_the_time_of_32_steps
 def test_invariant_2_a_withdrawn_allocation_that_arrives_late_is_known_for_what_it_is():
     controller = running(Scripted(move(20, 12)))
     controller.handle(step_of(0, 1))
+    controller.handle(step_of(5, 1))
     controller.handle(Ticked(now_us=31 * SECOND))
-    controller.handle(step_of(1, 2))
+    controller.handle(step_of(6, 2))
     assert isinstance(controller.phase, Switching)
+    (applied,) = (note for note in controller.take_notes() if isinstance(note, Applied) and note.version == 2)
+    assert applied.lag_steps == 6, "counted from its own decision, not from the withdrawal's"
     assert controller.phase.allocation.local_batch_sizes == (20, 12)
-    controller.handle(step_of(2, 3))
+    controller.handle(step_of(7, 3))
     assert isinstance(controller.phase, Running)
     assert controller.phase.allocation == Allocation(version=3, local_batch_sizes=(16, 16))
 
