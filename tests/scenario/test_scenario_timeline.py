@@ -59,7 +59,17 @@ def test_spikes_come_as_often_as_stated_and_the_first_step_is_slow_once():
     assert NoiseModel.quiet().factor(5, 5, 5) == 1.0
 
 
-@pytest.mark.parametrize("bad", [{"sd": -0.1}, {"sd": 0.5}, {"rho": 0.99}, {"spike_probability": 1.5}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"sd": -0.1},
+        {"sd": 0.5},
+        {"rho": 0.99},
+        {"spike_probability": 1.5},
+        {"spike_factor": 0.0},
+        {"first_step_factor": float("nan")},
+    ],
+)
 def test_noise_that_cannot_be_is_refused(bad):
     with pytest.raises(ConfigError, match="noise needs"):
         NoiseModel(**bad)
