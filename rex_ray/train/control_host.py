@@ -77,7 +77,7 @@ class ControlHost:
     Args:
         config: what to adapt and how.
         directory: of the journal; if it holds one, this goes on from it.
-        on_news: called with every allocation that is published; at once with the last one, when going on from a journal.
+        on_news: called with every allocation that is published, the last one again when going on from a journal.
     """
 
     def __init__(self, config: RexConfig, directory: Path, on_news: Callable[[Allocation], None]) -> None:

@@ -17,7 +17,7 @@ if __name__ == "__main__":
         counting_loop,
         train_loop_config={"num_epochs": 10_000},
         rex_config=RexConfig(global_batch_size=BATCH),
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=2, label_selector={"ray.io/accelerator-type": "in(T4,V100)"}),
         run_config=RunConfig(name="run", storage_path=sys.argv[2]),
     ).fit()
     print("fit returned")

@@ -206,7 +206,8 @@ def test_a_killed_worker_is_restarted_at_the_last_saved_sample(
     # The save at the end of epoch 1, or the one before if Ray Train had not taken note of it yet.
     assert second.step in (ROWS // BATCH, 2 * ROWS // BATCH)
     assert second.allocation is not None
-    assert any(isinstance(event, WorkerLost) and event.rank == 1 for event in journal.events)
+    # Whom Ray Train hears of first: the killed one, or the other, which lost its peer in a collective.
+    assert any(isinstance(event, WorkerLost) for event in journal.events)
     assert steps_of(journal)[-1].step == 4 * ROWS // BATCH - 1
     assert replay(journal).is_identical
     assert_nothing_left()
@@ -283,7 +284,7 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing(cluster: LocalCluster, tmp_path:
         env={**os.environ, "PYTHONPATH": str(script.parent)},
     )
     try:
-        wait_for(first_steps_seen, 90, "the first steps")
+        wait_for(lambda: process.poll() is not None or first_steps_seen(), 90, "the first steps")
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     finally:
