@@ -19,6 +19,7 @@ from experiments._harness import bootstrap_median
 from experiments._overhead_loops import LEARNING_RATE, LOCAL_ROWS, WIDTH, layered_net, train_step
 from rex_ray.core.types import Allocation
 from rex_ray.worker.comm_hook import Reduction, reduce_bucket
+from rex_ray.worker.guard import ReplicaGuard
 from rex_ray.worker.optimizer_hooks import OptimizerHooks
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.probes import RecordQueue
@@ -30,7 +31,7 @@ from rex_ray.worker.weighting import OutputWeights
 __all__ = ["measure_parts"]
 
 NORM_INTERVAL = WorkerOptions(global_batch_size=1).norm_interval_steps
-PARTS = ("weights and optimizer hooks", "hook and stamp", "norms")
+PARTS = ("weights", "stamp and optimizer hooks", "norms")
 
 
 def measure_parts(num_rounds: int, seed: int) -> dict[str, tuple[float, float, float]]:
@@ -78,8 +79,8 @@ class _Variant:
             model.register_comm_hook(Reduction(self._tracker, group), reduce_bucket)
         self._model = model
         self._optimizer = torch.optim.SGD(self._net.parameters(), lr=LEARNING_RATE)
-        if num_parts > 0:
-            OptimizerHooks(self._tracker).install(self._optimizer)
+        if num_parts > 1:
+            OptimizerHooks(self._tracker, ReplicaGuard(self._net, frozen_matters=True)).install(self._optimizer)
         self._inputs = torch.randn(LOCAL_ROWS, WIDTH)
         # A quarter of the rows, so that the weight is not 1 and has to be multiplied.
         allocation = Allocation(version=0, local_batch_sizes=(LOCAL_ROWS, 3 * LOCAL_ROWS))

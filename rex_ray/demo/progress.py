@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.status import Status
 
 from rex_ray.control.events import MetricReported
 from rex_ray.control.journal import EVENTS_FILE
@@ -98,16 +97,22 @@ def follow(journal_dir: Path, console: Console, *, policy: str, num_epochs: int)
     follower = JournalFollower(journal_dir)
     stop = threading.Event()
     status = console.status(follower.progress.line(policy, num_epochs)) if console.is_terminal else None
+    printed = Progress()
 
     def watch() -> None:
+        nonlocal printed
         shown, silent_s = follower.progress, PLAIN_INTERVAL_S
         while not stop.wait(POLL_S):
             silent_s += POLL_S
             progress = follower.poll()
             if progress == shown or (status is None and silent_s < PLAIN_INTERVAL_S):
                 continue
-            _show(progress.line(policy, num_epochs), console, status)
             shown, silent_s = progress, 0.0
+            if status is not None:
+                status.update(progress.line(policy, num_epochs))
+            else:
+                console.print(progress.line(policy, num_epochs), highlight=False)
+                printed = progress
 
     watcher = threading.Thread(target=watch, name="demo-progress", daemon=True)
     if status is not None:
@@ -120,11 +125,5 @@ def follow(journal_dir: Path, console: Console, *, policy: str, num_epochs: int)
         watcher.join(timeout=10 * POLL_S)
         if status is not None:
             status.stop()
-    console.print(follower.poll().line(policy, num_epochs), highlight=False)
-
-
-def _show(line: str, console: Console, status: Status | None) -> None:
-    if status is None:
-        console.print(line, highlight=False)
-    else:
-        status.update(line)
+    if (last := follower.poll()) != printed:
+        console.print(last.line(policy, num_epochs), highlight=False)
