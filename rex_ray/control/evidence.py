@@ -31,16 +31,17 @@ def observe_step(rules: Rules, state: ControllerState, event: StepObserved) -> O
         )
     if not isinstance(phase, Starting) and event.allocation_version == phase.allocation.version:
         return _judge_step(rules, state, event)
-    if isinstance(phase, Starting | Switching):
-        if event.allocation_version == phase.pending.allocation.version:
-            running = Running(group=phase.group, allocation=phase.pending.allocation)
-            return _apply(rules, state, event, running, phase.pending).then(lambda now: _judge_step(rules, now, event))
-        if not isinstance(phase, Switching) or (withdrawn := phase.withdrawn) is None:
-            return drop(state, "StepObserved of an unknown version")
-        if event.allocation_version == withdrawn.allocation.version:
-            # Taken up too late: true all the same, until what withdraws it is applied in its turn.
-            late = replace(phase, allocation=withdrawn.allocation, withdrawn=None)
-            return _apply(rules, state, event, late, withdrawn).then(lambda now: _judge_step(rules, now, event))
+    if isinstance(phase, Starting | Switching) and event.allocation_version == phase.pending.allocation.version:
+        running = Running(group=phase.group, allocation=phase.pending.allocation)
+        return _apply(rules, state, event, running, phase.pending).then(lambda now: _judge_step(rules, now, event))
+    if (
+        isinstance(phase, Switching)
+        and (late := phase.withdrawn)
+        and event.allocation_version == late.allocation.version
+    ):
+        # Taken up too late: true all the same, until what withdraws it is applied in its turn.
+        still = replace(phase, allocation=late.allocation, withdrawn=None)
+        return _apply(rules, state, event, still, late).then(lambda now: _judge_step(rules, now, event))
     return drop(state, "StepObserved of an unknown version")
 
 
