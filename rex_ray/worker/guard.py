@@ -31,7 +31,7 @@ class ReplicaGuard:
             ConfigError: a parameter that was frozen when the model was wrapped has a gradient.
             RexError: the backward pass of the batch in hand ended without a reduction.
         """
-        late = [name for name, parameter in self._never_reduced if parameter.grad is not None]
+        late = [name for name, p in self._never_reduced if p.requires_grad and p.grad is not None]
         if late:
             raise ConfigError(
                 f"{_listed(late)} had no requires_grad when session.prepare wrapped the model and have a gradient now, "

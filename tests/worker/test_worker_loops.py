@@ -251,6 +251,25 @@ def test_b7_layers_that_thaw_are_refused_with_a_way_that_works(ranks: GlooGroup)
     assert all(torch.equal(first, moved) for _, moved in others)
 
 
+def keep_a_frozen_layers_old_gradient(rank: int) -> str:
+    model = two_layers()
+    first, *others = model.parameters()
+    first.requires_grad_(False).grad = torch.ones_like(first)
+
+    def run() -> None:
+        with opened(ScriptedLink(SIZES)) as session:
+            net, optimizer = session.prepare(model, torch.optim.SGD(others, lr=0.1))
+            for batch in session.loader(Rows(24)):
+                update(net, optimizer, batch)
+
+    return error_of(run)
+
+
+@pytest.mark.dist
+def test_a_gradient_left_on_a_frozen_layer_is_no_fault(ranks: GlooGroup) -> None:
+    assert ranks.run(keep_a_frozen_layers_old_gradient) == ["accepted"] * 3
+
+
 class KeepsItsBatchLength(nn.Module):
     """A cache as long as the rank's batch, as rotary embeddings keep one."""
 
