@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rex_ray.core.apportion import rows_per_rank
-from rex_ray.core.errors import ConfigError, LinkError
+from rex_ray.core.errors import ConfigError, LinkError, RexError
 from rex_ray.core.types import Allocation, WorkerSpec
 from rex_ray.worker.link import ControlLink, GroupInfo, NullLink
 from rex_ray.worker.options import WorkerOptions
@@ -95,13 +95,14 @@ def group_info(
 def join(group: SideGroup, link: ControlLink, info: GroupInfo, options: WorkerOptions) -> Allocation:
     """Announce the group through rank 0 and return the first allocation, the same on every rank.
 
-    A controller that does not answer costs no training: shares are equal then, with a warning.
+    A controller that does not answer costs no training: shares are equal then, with a warning. One that refuses the
+    group is heard by every rank, so that none is left waiting for a rank 0 that has already failed.
 
     Raises:
-        RexError: the controller answered with shares for another group.
+        RexError: the controller refused the group, or answered with shares for another one.
         LinkError: rank 0 did not answer the others.
     """
-    first: Allocation | None = None
+    first: Allocation | RexError | None = None
     if group.rank == 0:
         limit_s = min(options.join_timeout_s, _SHARE_OF_LIMIT * options.collective_timeout_s)
         try:
@@ -109,7 +110,11 @@ def join(group: SideGroup, link: ControlLink, info: GroupInfo, options: WorkerOp
         except LinkError as error:
             warnings.warn(f"the controller did not answer, so training starts with equal shares: {error}", stacklevel=4)
             first = equal_shares(info)
-    agreed: Allocation = group.broadcast_object(first, "the first allocation")
+        except RexError as refusal:
+            first = refusal
+    agreed: Allocation | RexError = group.broadcast_object(first, "the first allocation")
+    if isinstance(agreed, RexError):
+        raise agreed
     check_shares(agreed, group.size)
     return agreed
 

@@ -16,8 +16,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from rex_ray.core.errors import ConfigError
-from rex_ray.core.types import StepRecord
+from rex_ray.core.errors import ConfigError, InfeasibleError
+from rex_ray.core.types import Allocation, StepRecord
+from rex_ray.worker.link import GroupInfo
 
 pytestmark = pytest.mark.dist
 
@@ -196,6 +197,27 @@ def give_different_data(rank: int) -> str:
 
 def test_training_sets_of_different_sizes_are_refused_on_every_rank(ranks: GlooGroup) -> None:
     assert all("[40, 41, 42] rows" in message for message in ranks.run(give_different_data))
+
+
+class RefusingLink(ScriptedLink):
+    def join(self, group: GroupInfo, timeout_s: float) -> Allocation:
+        raise InfeasibleError("no room for these minima")
+
+
+def be_refused(rank: int) -> tuple[str, float]:
+    began = time.monotonic()
+    with opened(RefusingLink()) as session:
+        try:
+            session.loader(Rows(40))
+        except InfeasibleError as error:
+            return str(error), time.monotonic() - began
+    return "accepted", time.monotonic() - began
+
+
+def test_a_controllers_refusal_is_heard_by_every_rank_at_once(ranks: GlooGroup) -> None:
+    for message, seconds in ranks.run(be_refused):
+        assert message == "no room for these minima"
+        assert seconds < 5.0
 
 
 def fail_on_one_rank(rank: int) -> tuple[str, float]:
