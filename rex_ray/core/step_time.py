@@ -118,11 +118,12 @@ class StepTimeBook:
         recent[ranks, slots, seen % WINDOW] = times[ranks] / scale[ranks]
         counts[ranks, slots] = seen + 1
         last_seen[ranks, slots] = self.num_observed + 1
-        for index in ((seen + 1) % BLOCK == 0).nonzero()[0]:
-            at = ranks[index], slots[index]
-            block = np.arange(seen[index] + 1 - BLOCK, seen[index] + 1) % WINDOW
-            level[at], factor = _compare_block(recent[at][block], float(level[at]), int(seen[index] + 1) // BLOCK)
-            recent[*at, block] /= factor
+        full = ((seen + 1) % BLOCK == 0).nonzero()[0]
+        if full.size:
+            at = ranks[full], slots[full]
+            block = (*(index[:, None] for index in at), (seen[full, None] - np.arange(BLOCK)) % WINDOW)
+            level[at], factor = _compare_blocks(recent[block], level[at], (seen[full] + 1) // BLOCK)
+            recent[block] /= factor[:, None]
             scale[at[0]] *= factor
         return StepTimeBook(
             devices=self.devices,
@@ -219,22 +220,23 @@ def _whole_blocks(counts: IntArray) -> IntArray:
     return whole
 
 
-def _compare_block(samples: FloatArray, level_s: float, num_blocks: int) -> tuple[float, float]:
-    """Compare a size's newest block with the mean level of those before it.
+def _compare_blocks(samples: FloatArray, level_s: FloatArray, num_blocks: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Compare the newest blocks (shape ``[f, BLOCK]``) with the mean level of those before, 0 where there are none.
 
     Returns:
-        The level with this block, which is the ``num_blocks``-th, and the factor on the worker's scale that it shows:
-        1 but where the change is beyond doubt. A block that a change falls into is too spread to say anything.
+        The levels with these blocks, which are the ``num_blocks``-th, and the factors on the workers' scales that they
+        show: 1 but where a change is beyond doubt. A block that a change falls into is too spread to say anything.
     """
     log_s = np.log(samples)
-    median = float(np.median(log_s))
-    if level_s == 0.0:
-        return math.exp(median), 1.0
-    change = median - math.log(level_s)
-    if abs(change) <= math.log(MIN_CHANGE):
-        return level_s * math.exp(change / num_blocks), 1.0
-    spread = 1.4826 * float(np.median(np.abs(log_s - median)))
-    return level_s, math.exp(change) if abs(change) > NUM_SDS * spread else 1.0
+    median = np.median(log_s, axis=1)
+    known = np.where(level_s > 0, np.log(np.where(level_s > 0, level_s, 1.0)), median)
+    change = median - known
+    spread = 1.4826 * np.median(np.abs(log_s - median[:, None]), axis=1)
+    is_small = np.abs(change) <= math.log(MIN_CHANGE)
+    is_sure = ~is_small & (np.abs(change) > NUM_SDS * spread)
+    level: FloatArray = np.exp(known + np.where(is_small, change / num_blocks, 0.0))
+    factor: FloatArray = np.exp(np.where(is_sure, change, 0.0))
+    return level, factor
 
 
 def _slot_for(sizes: IntArray, counts: IntArray, last_seen: IntArray) -> int:
