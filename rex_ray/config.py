@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,6 +13,7 @@ import yaml
 
 from rex_ray.core.errors import ConfigError, nearest_name_hint
 from rex_ray.policies.base import Policy
+from rex_ray.policies.fixed_split import shares_by_hand
 from rex_ray.policies.registry import make_policy
 from rex_ray.worker.options import WorkerOptions
 
@@ -31,7 +32,8 @@ class RexConfig:
         global_batch_size: rows per optimizer step over all workers at the start (``M0``).
         policy: ``"bsp"``, ``"dlb"`` or ``"rex"``.
         max_global_batch_size: growth never goes beyond it; default ``8 * global_batch_size``.
-        policy_options: hyperparameters of the policy by name, e.g. ``{"min_gain": 0.05}``.
+        policy_options: hyperparameters of the policy by name, e.g. ``{"min_gain": 0.05}`` for ``"rex"``, or for
+            ``"bsp"`` shares set by hand: ``{"local_batch_sizes": {"T4": 33, "V100": 95}}``.
         mode: ``"auto"`` decides and applies, ``"advise"`` decides and logs only, ``"off"`` keeps equal shares.
         seed: seeds each epoch's order and every random choice of the controller.
         device_label: node label that names a worker's kind of device.
@@ -91,7 +93,7 @@ class RexConfig:
                 f"device_label must name a node label such as 'ray.io/accelerator-type', got {self.device_label!r}"
             )
         if not isinstance(self.policy_options, Mapping):
-            raise ConfigError(f"policy_options must map option names to numbers, got {self.policy_options!r}")
+            raise ConfigError(f"policy_options must map option names to values, got {self.policy_options!r}")
         self.make_policy()
 
     @property
@@ -122,15 +124,19 @@ class RexConfig:
             weight_by=self.weight_by,
         )
 
-    def check_group(self, num_workers: int, dataset_size: int | None = None) -> None:
+    def check_group(
+        self, num_workers: int, dataset_size: int | None = None, devices: Sequence[str] | None = None
+    ) -> None:
         """Check what only the size of the group, and if known the data set's, can tell.
 
         Args:
             num_workers: the most workers that the group may have.
             dataset_size: rows of the training set, or None where only the workers will know.
+            devices: kinds of device of the workers in any order, or None where only the workers will know.
 
         Raises:
-            ConfigError: no workers, fewer rows in a global batch than workers, or fewer in the data set than in it.
+            ConfigError: no workers, fewer rows in a global batch than workers, fewer in the data set than in it, or
+                shares set by hand that fit neither the workers nor the batch.
         """
         if num_workers < 1:
             raise ConfigError(
@@ -146,6 +152,11 @@ class RexConfig:
                 f"global_batch_size={self.global_batch_size} is above the {dataset_size} rows of the data set; lower "
                 f"it to at most {dataset_size}, or set small_dataset='clamp' to have it lowered for you"
             )
+        shares = self.policy_options.get("local_batch_sizes")
+        if isinstance(shares, Mapping) and devices is not None:
+            shares_by_hand(shares, devices, self.global_batch_size)
+        elif shares is not None and not isinstance(shares, Mapping):
+            shares_by_hand(shares, [""] * num_workers, self.global_batch_size)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RexConfig:

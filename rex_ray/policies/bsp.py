@@ -1,18 +1,18 @@
-"""BSP: a fixed batch in equal shares, and nothing watched. The null members of every part, and the method they make."""
+"""BSP: a fixed batch in fixed shares, and nothing watched. The null members of every part, and the method they make."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved
 from rex_ray.core.types import Allocation, Problem
 from rex_ray.policies.base import Reallocate, Search
 from rex_ray.policies.composition import Composition
-from rex_ray.policies.limits import equal_shares
-from rex_ray.policies.seams import Alarm, BatchPlan, Model, Shares
+from rex_ray.policies.fixed_split import FixedSplit
+from rex_ray.policies.seams import Alarm, BatchPlan, Model
 
-__all__ = ["EqualSplit", "FixedBatch", "NoSearch", "NoTrigger", "bsp"]
+__all__ = ["FixedBatch", "NoSearch", "NoTrigger", "bsp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,47 +34,6 @@ class FixedBatch:
     def applied(self, state: None, applied: AllocationApplied) -> None:
         """Nothing to remember."""
         del state, applied
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EqualSplit:
-    """Equal shares, as far as the ranks' limits allow, whatever was run before. Its memory is the problem alone."""
-
-    def init(
-        self, problem: Problem, prior: Problem | None, current: Allocation | None, global_batch_size: int
-    ) -> tuple[tuple[int, ...], Problem]:
-        """Return equal shares."""
-        del prior, current
-        return equal_shares(problem, global_batch_size), problem
-
-    def observe(self, state: Problem, step: StepObserved) -> Problem:
-        """Learn nothing."""
-        del step
-        return state
-
-    def propose(self, state: Problem) -> Reallocate | str:
-        """Offer nothing."""
-        del state
-        return "shares are fixed"
-
-    def plan(self, state: Problem, global_batch_size: int) -> Shares:
-        """Return equal shares of another batch."""
-        return Shares(local_batch_sizes=equal_shares(state, global_batch_size))
-
-    def rescale(self, state: Problem, factors: Mapping[int, float]) -> Problem:
-        """Times do not matter."""
-        del factors
-        return state
-
-    def applied(self, state: Problem, applied: AllocationApplied) -> Problem:
-        """Nothing to remember."""
-        del applied
-        return state
-
-    def model(self, state: Problem) -> Model | None:
-        """There is none."""
-        del state
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +73,14 @@ class NoSearch:
         return "no search was asked for", state
 
 
-def bsp() -> Composition[None, Problem, None, None]:
-    """Bulk-synchronous training as Horovod or plain DDP does it: the member of the family with every part left out."""
-    return Composition(name="bsp", growth=FixedBatch(), split=EqualSplit(), trigger=NoTrigger(), search=NoSearch())
+def bsp(local_batch_sizes: Sequence[int] | Mapping[str, int] | None = None) -> Composition[None, Problem, None, None]:
+    """Bulk-synchronous training as Horovod or plain DDP does it: the member of the family with every part left out.
+
+    Args:
+        local_batch_sizes: shares set by hand, see ``FixedSplit``; None: equal ones.
+
+    Raises:
+        ConfigError: shares that are neither rows per rank nor rows per kind of device.
+    """
+    split = FixedSplit(local_batch_sizes=local_batch_sizes)
+    return Composition(name="bsp", growth=FixedBatch(), split=split, trigger=NoTrigger(), search=NoSearch())

@@ -24,7 +24,7 @@ def policy_names() -> tuple[str, ...]:
     return tuple(sorted(_BUILDERS))
 
 
-def policy_options(name: str) -> dict[str, float]:
+def policy_options(name: str) -> dict[str, Any]:
     """Return the options of a policy with their defaults, those of the wrappers included.
 
     Raises:
@@ -51,7 +51,8 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy[A
     for option, value in given.items():
         if option not in known:
             raise ConfigError(f"policy {name!r} has no option {option!r}{nearest_name_hint(option, known)}")
-        _check_number(name, option, value, known[option])
+        if known[option] is not None:  # an option without a number for its default is judged by its policy
+            _check_number(name, option, value, known[option])
     cooldown_steps = int(given.pop("cooldown_steps", 0))
     hysteresis_gain = float(given.pop("hysteresis_gain", 0.0))
     policy = build(**given)

@@ -16,7 +16,15 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from rex_ray.core.errors import ConfigError
 
-__all__ = ["Node", "check_placement", "label_selectors", "live_nodes", "selector_matches", "unplaced"]
+__all__ = [
+    "Node",
+    "check_placement",
+    "devices_asked_for",
+    "label_selectors",
+    "live_nodes",
+    "selector_matches",
+    "unplaced",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +86,13 @@ def check_placement(scaling: ScalingConfig, timeout_s: float) -> None:
             if time.monotonic() >= deadline:
                 raise ConfigError(_complaint(nodes, missing, bundle, timeout_s))
             time.sleep(min(_POLL_S, max(deadline - time.monotonic(), 0.0)))
+
+
+def devices_asked_for(scaling: ScalingConfig, device_label: str) -> list[str] | None:
+    """Return the kind of device that each worker's selector pins, or None unless all of them pin one."""
+    wanted = [selector.get(device_label, "") for selector in _selector_per_worker(scaling)]
+    pinned = [value for value in wanted if value and not value.startswith(("!", "in("))]
+    return pinned if len(pinned) == scaling.max_workers else None
 
 
 def live_nodes() -> list[Node]:

@@ -25,7 +25,7 @@ from rex_ray.core.errors import LinkError
 from rex_ray.train.control_actor import ControlActor
 from rex_ray.train.control_host import ControlStatus
 from rex_ray.train.journal_files import new_journal_dir, run_directory
-from rex_ray.train.placement import check_placement
+from rex_ray.train.placement import check_placement, devices_asked_for
 from rex_ray.train.telemetry import first_line
 from rex_ray.train.worker_loop import TrainLoop, Wiring, run_worker
 
@@ -53,7 +53,8 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         backend: ``torch.distributed`` backend; default NCCL on GPUs and gloo elsewhere.
 
     Raises:
-        ConfigError: no workers, a global batch below the workers or above the rows.
+        ConfigError: no workers, a global batch below the workers or above the rows, shares set by hand that do not
+            sum to it.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         backend: str | None = None,
     ) -> None:
         rex_config.check_group(scaling_config.min_workers)
-        rex_config.check_group(scaling_config.max_workers, dataset_size)
+        devices = devices_asked_for(scaling_config, rex_config.device_label)
+        rex_config.check_group(scaling_config.max_workers, dataset_size, devices)
         self.rex_config = rex_config
         self._train_loop = train_loop
         self._journal_dir: Path | None = None

@@ -208,3 +208,21 @@ def test_a_mistyped_policy_or_option_is_named_with_its_remedy(name, options, wor
 def test_every_default_option_is_accepted():
     for name in policy_names():
         assert make_policy(name, policy_options(name)).name == name
+
+
+def test_shares_set_by_hand_are_run_as_they_are_and_follow_another_batch_in_proportion():
+    policy = make_policy("bsp", {"local_batch_sizes": {"T4": 33, "V100": 95}})
+    problem = group(["V100", "T4", "T4", "V100"], 256)
+    proposal, state = policy.init(problem)
+    assert proposal.local_batch_sizes == (95, 33, 33, 95)
+    decision, _ = policy.decide(state, observed(0, (95, 33, 33, 95), [1e5, 1e4, 1e4, 1e5]), RNG)
+    assert isinstance(decision, Keep)
+    assert policy.split.plan(state.split, 512).local_batch_sizes == (190, 66, 66, 190)
+
+
+def test_shares_set_by_hand_that_fit_no_group_are_refused_when_it_forms():
+    policy = make_policy("bsp", {"local_batch_sizes": {"T4": 33, "V100": 95}})
+    with pytest.raises(InfeasibleError, match="sum to 194 rows over 4 workers"):
+        policy.init(group(["V100", "T4", "T4", "T4"], 256))
+    with pytest.raises(InfeasibleError, match="no share for a worker on 'A100'"):
+        policy.init(group(["A100", "T4"], 128))

@@ -100,6 +100,34 @@ def test_the_group_is_checked_against_the_batch_and_the_rows() -> None:
     RexConfig(global_batch_size=4, small_dataset="clamp").check_group(2, dataset_size=3)
 
 
+def by_hand(shares: Any) -> RexConfig:
+    return RexConfig(global_batch_size=256, policy="bsp", policy_options={"local_batch_sizes": shares})
+
+
+def test_shares_set_by_hand_must_sum_to_the_batch() -> None:
+    by_hand([33, 33, 95, 95]).check_group(4)
+    with pytest.raises(ConfigError, match=r"\[33, 33, 95, 94\] sum to 255 rows over 4 workers, not to .*=256"):
+        by_hand([33, 33, 95, 94]).check_group(4)
+    with pytest.raises(ConfigError, match="shares for 4 workers and the group has 3"):
+        by_hand([33, 33, 95, 95]).check_group(3)
+
+
+def test_shares_per_kind_of_device_are_checked_as_soon_as_the_kinds_are_known() -> None:
+    config = by_hand({"T4": 33, "V100": 95})
+    config.check_group(4)
+    config.check_group(4, devices=["T4", "V100", "T4", "V100"])
+    with pytest.raises(ConfigError, match="sum to 318 rows over 4 workers"):
+        config.check_group(4, devices=["T4", "V100", "V100", "V100"])
+    with pytest.raises(ConfigError, match=r"no share for a worker on 'V10O' \(did you mean 'V100'"):
+        config.check_group(2, devices=["T4", "V10O"])
+
+
+@pytest.mark.parametrize("shares", ["33", 33, [], {}, [33, 0], [33, True], {"T4": 1.5}])
+def test_shares_that_are_none_are_refused(shares: Any) -> None:
+    with pytest.raises(ConfigError, match="local_batch_sizes"):
+        by_hand(shares)
+
+
 def test_the_package_and_its_configuration_import_neither_torch_nor_ray() -> None:
     code = (
         "import sys, rex_ray; heavy = {'torch', 'ray', 'pandas', 'ax', 'scipy'}\n"

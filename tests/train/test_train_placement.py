@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.train import ScalingConfig
 
 from rex_ray import ConfigError
-from rex_ray.train.placement import Node, label_selectors, selector_matches, unplaced
+from rex_ray.train.placement import Node, devices_asked_for, label_selectors, selector_matches, unplaced
 
 LABEL = "ray.io/accelerator-type"
 
@@ -27,6 +29,20 @@ def test_a_mapping_of_devices_becomes_a_selector_per_worker() -> None:
 def test_counts_that_are_none_are_refused(devices: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         label_selectors(devices)
+
+
+@pytest.mark.parametrize(
+    ("selector", "devices"),
+    [
+        (label_selectors({"T4": 1, "V100": 1}), ["T4", "V100"]),
+        ({LABEL: "T4"}, ["T4", "T4"]),
+        ({LABEL: "in(T4,V100)"}, None),
+        ([{LABEL: "T4"}, {"zone": "a"}], None),
+        (None, None),
+    ],
+)
+def test_kinds_are_known_early_where_every_worker_is_pinned_to_one(selector: Any, devices: list[str] | None) -> None:
+    assert devices_asked_for(ScalingConfig(num_workers=2, label_selector=selector), LABEL) == devices
 
 
 @pytest.mark.parametrize(

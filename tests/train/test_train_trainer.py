@@ -39,6 +39,7 @@ from rex_ray.core.types import Allocation
 from rex_ray.train import trainer as trainer_module
 from rex_ray.train.control_actor import ControlActor
 from rex_ray.train.local_cluster import LocalCluster
+from rex_ray.train.placement import label_selectors
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -264,6 +265,13 @@ def test_bad_input_is_refused_before_anything_starts(cluster: LocalCluster, tmp_
         make(scaling_config=ScalingConfig(num_workers=(1, 64)))
     with pytest.raises(ConfigError, match=r"global_batch_size=32 is above the 31 rows"):
         make(dataset_size=31)
+    with pytest.raises(ConfigError, match=r"'T4': 8, 'V100': 25\} sum to 33 rows over 2 workers, not to .*=32"):
+        make(
+            rex_config=RexConfig(
+                global_batch_size=BATCH, policy="bsp", policy_options={"local_batch_sizes": {"T4": 8, "V100": 25}}
+            ),
+            scaling_config=ScalingConfig(num_workers=2, label_selector=label_selectors({"T4": 1, "V100": 1})),
+        )
     nowhere = make(scaling_config=ScalingConfig(num_workers=2, label_selector={"ray.io/accelerator-type": "A100"}))
     with pytest.raises(ConfigError, match=r"accelerator-type=A100.*after waiting 1 s.*accelerator-type=T4.*=V100"):
         nowhere.fit()

@@ -1,0 +1,138 @@
+"""The null member among the splits: equal shares, or the ones that a person set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rex_ray.core.apportion import apportion
+from rex_ray.core.errors import ConfigError, InfeasibleError, nearest_name_hint
+from rex_ray.core.observations import AllocationApplied, StepObserved
+from rex_ray.core.types import Allocation, Problem
+from rex_ray.policies.base import Reallocate
+from rex_ray.policies.limits import equal_shares, share_bounds
+from rex_ray.policies.seams import Model, Shares
+
+__all__ = ["FixedSplit", "shares_by_hand"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedSplit:
+    """Shares that never move, whatever was run before. Its memory is the problem alone.
+
+    Attributes:
+        local_batch_sizes: rows per rank in rank order, or, since Ray decides which rank runs where, rows per worker
+            of each kind of device, such as ``{"T4": 33, "V100": 95}``; None: equal shares within the ranks' limits.
+    """
+
+    local_batch_sizes: Sequence[int] | Mapping[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        shares: Any = self.local_batch_sizes  # from a YAML file, so anything
+        if shares is None:
+            return
+        if isinstance(shares, str) or not isinstance(shares, Mapping | Sequence) or not shares:
+            raise ConfigError(
+                "local_batch_sizes must be rows per rank, such as [33, 95], or rows per worker of each kind of device, "
+                f"such as {{'T4': 33, 'V100': 95}}; got {shares!r}"
+            )
+        for rows in shares.values() if isinstance(shares, Mapping) else shares:
+            if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+                raise ConfigError(f"local_batch_sizes={shares!r} must hold whole numbers of at least 1, got {rows!r}")
+
+    def init(
+        self, problem: Problem, prior: Problem | None, current: Allocation | None, global_batch_size: int
+    ) -> tuple[tuple[int, ...], Problem]:
+        """Return the shares.
+
+        Raises:
+            InfeasibleError: shares set by hand fit neither this group nor its global batch.
+        """
+        del prior, current
+        if self.local_batch_sizes is None:
+            return equal_shares(problem, global_batch_size), problem
+        devices = tuple(worker.device for worker in problem.workers)
+        try:
+            return shares_by_hand(self.local_batch_sizes, devices, global_batch_size), problem
+        except ConfigError as error:
+            raise InfeasibleError(str(error)) from error
+
+    def observe(self, state: Problem, step: StepObserved) -> Problem:
+        """Learn nothing."""
+        del step
+        return state
+
+    def propose(self, state: Problem) -> Reallocate | str:
+        """Offer nothing."""
+        del state
+        return "shares are fixed"
+
+    def plan(self, state: Problem, global_batch_size: int) -> Shares:
+        """Return shares of another batch, in the same proportions."""
+        if self.local_batch_sizes is None:
+            return Shares(local_batch_sizes=equal_shares(state, global_batch_size))
+        devices = tuple(worker.device for worker in state.workers)
+        lower, upper = share_bounds(state, global_batch_size)
+        shares = apportion(global_batch_size, np.array(_per_rank(self.local_batch_sizes, devices)), lower, upper)
+        return Shares(local_batch_sizes=tuple(int(share) for share in shares))
+
+    def rescale(self, state: Problem, factors: Mapping[int, float]) -> Problem:
+        """Times do not matter."""
+        del factors
+        return state
+
+    def applied(self, state: Problem, applied: AllocationApplied) -> Problem:
+        """Nothing to remember."""
+        del applied
+        return state
+
+    def model(self, state: Problem) -> Model | None:
+        """There is none."""
+        del state
+        return None
+
+
+def shares_by_hand(
+    local_batch_sizes: Sequence[int] | Mapping[str, int], devices: Sequence[str], global_batch_size: int
+) -> tuple[int, ...]:
+    """Return rows per rank of shares that a person set.
+
+    Args:
+        local_batch_sizes: rows per rank, or per worker of each kind.
+        devices: kind of device per rank.
+        global_batch_size: what the shares must sum to.
+
+    Raises:
+        ConfigError: another number of workers, a kind without a share, or another sum.
+    """
+    shares = _per_rank(local_batch_sizes, devices)
+    if sum(shares) != global_batch_size:
+        raise ConfigError(
+            f"local_batch_sizes={_told(local_batch_sizes)} sum to {sum(shares)} rows over {len(devices)} workers, not "
+            f"to global_batch_size={global_batch_size}; change one of the two"
+        )
+    return shares
+
+
+def _per_rank(local_batch_sizes: Sequence[int] | Mapping[str, int], devices: Sequence[str]) -> tuple[int, ...]:
+    if not isinstance(local_batch_sizes, Mapping):
+        if len(local_batch_sizes) != len(devices):
+            raise ConfigError(
+                f"local_batch_sizes={_told(local_batch_sizes)} are shares for {len(local_batch_sizes)} workers and the "
+                f"group has {len(devices)}; give one per worker, or rows per kind of device"
+            )
+        return tuple(local_batch_sizes)
+    for device in devices:
+        if device not in local_batch_sizes:
+            raise ConfigError(
+                f"local_batch_sizes={_told(local_batch_sizes)} have no share for a worker on {device!r}"
+                f"{nearest_name_hint(device, local_batch_sizes)}"
+            )
+    return tuple(local_batch_sizes[device] for device in devices)
+
+
+def _told(local_batch_sizes: Sequence[int] | Mapping[str, int]) -> str:
+    return str(dict(local_batch_sizes) if isinstance(local_batch_sizes, Mapping) else list(local_batch_sizes))
