@@ -37,7 +37,7 @@ class RexConfig:
         mode: ``"auto"`` decides and applies, ``"advise"`` decides and logs only, ``"off"`` keeps equal shares.
         seed: seeds each epoch's order and every random choice of the controller.
         device_label: node label that names a worker's kind of device.
-        control_interval_steps: steps between two control boundaries while steps are short; long steps use 1.
+        control_interval_steps: most steps between two control boundaries; steps of 0.1 s and more use 1.
         norm_interval_steps: gradient norms are taken on every such step; 0 takes none.
         warm_up_steps: first steps after start, resume or resize that are not evidence.
         collective_timeout_s: limit of every collective among the workers.

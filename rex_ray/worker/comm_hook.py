@@ -12,7 +12,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.worker.probes import squared_norm
 from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.weighting import at_end_of_backward
 
@@ -33,12 +32,15 @@ class Reduction:
         self._tracker = tracker
         self.process_group = process_group
         self._average: tuple[Any, CommHook] = (process_group, allreduce_hook)
+        self._joins_late = False
+        self._under_way: list[dist.Work] = []
         self._warned = False
 
     def average_by(self, state: Any, hook: CommHook) -> None:
         """Average by the user's hook instead; its rounding would be taken for gradient noise, so norms stop."""
         self._average = (state, hook)
         self._tracker.lossless = False
+        self._joins_late = False
 
     def install(self, ddp: DistributedDataParallel) -> None:
         """Register the hook.
@@ -46,6 +48,8 @@ class Reduction:
         Raises:
             ConfigError: the user registered one before; DDP takes one.
         """
+        on_host = all(p.device.type == "cpu" for p in ddp.parameters())
+        self._joins_late = on_host and ddp.gradient_as_bucket_view and self._tracker.lossless
         try:
             ddp.register_comm_hook(self, reduce_bucket)
         except RuntimeError as error:
@@ -68,10 +72,10 @@ class Reduction:
             # A model may divide by its input; on rows of zeros that is no gradient but NaN times zero.
             torch.nan_to_num_(bucket.buffer(), nan=0.0, posinf=0.0, neginf=0.0)
         if self._tracker.measures_norm:
-            self._tracker.add_local_sq(squared_norm(bucket.buffer()))
+            self._tracker.measure(bucket.buffer())
         if is_last:
             # DDP queues its own end after this hook; what is queued from within the queue comes after that.
-            at_end_of_backward(lambda: at_end_of_backward(self._tracker.reduction_ended))
+            at_end_of_backward(lambda: at_end_of_backward(self._join))
 
     def _warn_of_foreign_batch(self) -> None:
         if not self._warned:
@@ -83,9 +87,27 @@ class Reduction:
             )
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Start to average a bucket over ranks."""
-        state, hook = self._average
-        return hook(state, bucket)
+        """Start to average a bucket over ranks.
+
+        The usual hook has a Python callback turn the reduction's result into DDP's, on a thread that must first get
+        hold of the interpreter; on a host that computes, that was most of what the hook costs
+        (``experiments.overhead``). Where gradients are views of the bucket, which is reduced in place, the answer is
+        known before the reduction ends, and it is enough to wait for it once, after DDP's own end.
+        """
+        buffer = bucket.buffer()
+        if not self._joins_late or buffer.is_sparse:
+            state, hook = self._average
+            return hook(state, bucket)
+        self._under_way.append(self.process_group.allreduce([buffer.div_(self.process_group.size())]))
+        answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        answer.set_result(buffer)
+        return answer
+
+    def _join(self) -> None:
+        """Wait, within the group's limit, until every bucket holds the global gradient."""
+        while self._under_way:
+            self._under_way.pop().wait()
+        self._tracker.reduction_ended()
 
 
 def reduce_bucket(state: Reduction, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -15,7 +15,7 @@ class WorkerOptions:
     Attributes:
         global_batch_size: reference batch ``M0`` in rows per optimizer step over all ranks.
         seed: seeds each epoch's global order.
-        control_interval_steps: steps between two control boundaries while steps are short; long steps use 1.
+        control_interval_steps: most steps between two control boundaries; steps of 0.1 s and more use 1.
         norm_interval_steps: gradient norms are taken on every such step; 0 takes none.
         warm_up_steps: first steps after start, resume or resize whose times are not evidence.
         settle_steps: first steps after a change of shares whose times are not evidence.

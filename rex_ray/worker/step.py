@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -70,6 +70,7 @@ class StepInHand:
         num_reductions: reductions that ended.
         consumed: the position has moved past this batch.
         closed: its record is written.
+        buckets: DDP's buffers, where the reduction leaves the global gradient; empty where nobody takes its norm.
     """
 
     plan: Plan
@@ -97,6 +98,7 @@ class StepInHand:
     global_sq: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     loss: torch.Tensor | None = None
+    buckets: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:

@@ -11,6 +11,7 @@ twice (a stray ``next(iter(loader))``, an epoch's end), and every broadcast must
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -23,8 +24,9 @@ from rex_ray.worker.side_group import PendingBroadcast, SideGroup
 
 __all__ = ["LONG_STEP_S", "Switch", "check_shares"]
 
-LONG_STEP_S = 0.02
-"""From this step time on every step is a control boundary: a broadcast's 0.1 ms is then below half a percent."""
+LONG_STEP_S = 0.1
+"""From this step time on every step is a control boundary; shorter steps pass one as often in time, or less, so that
+its share of the time stays small whatever the step's (``experiments.overhead`` measures it)."""
 
 _NOTHING_NEW = -1.0
 
@@ -92,7 +94,7 @@ class Switch:
         message = torch.zeros(4 + num_ranks, dtype=torch.float64)
         if self._group.rank == 0:
             message[0] = _NOTHING_NEW
-            message[2] = 1 if step_s is None or step_s >= LONG_STEP_S else self._short_interval
+            message[2] = self._interval_for(step_s)
             allocation = self._link.latest()
             if allocation is not None and allocation.version > self._sent_version:
                 check_shares(allocation, num_ranks)
@@ -103,6 +105,12 @@ class Switch:
                 message = torch.tensor([*head, *allocation.local_batch_sizes], dtype=torch.float64)
                 self._sent_version = allocation.version
         return self._group.broadcast_later(message, f"the control message of step {step}")
+
+    def _interval_for(self, step_s: float | None) -> int:
+        """Return the steps between boundaries at this pace; at most what was asked for short steps."""
+        if step_s is None or step_s <= 0:
+            return 1
+        return min(self._short_interval, math.ceil(LONG_STEP_S / step_s))
 
     def _read(self, message: torch.Tensor, step: int) -> None:
         version, effective, interval, lr_factor, *sizes = message.tolist()

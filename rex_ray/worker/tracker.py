@@ -15,7 +15,7 @@ import torch
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.core.types import StepFlag, StepRecord
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.probes import DeferredScalar, PendingRecord, RecordQueue, total_squared_norm
+from rex_ray.worker.probes import DeferredScalar, PendingRecord, RecordQueue, squared_norm, total_squared_norm
 from rex_ray.worker.sampler import Plan, Position
 from rex_ray.worker.step import StepHook, StepInfo, StepInHand
 from rex_ray.worker.timing import StepTimer, now_s
@@ -168,6 +168,12 @@ class StepTracker:
         # Out of place: a part may be on its way to the host.
         self.in_hand.local_sq = value if self.in_hand.local_sq is None else self.in_hand.local_sq + value
 
+    def measure(self, bucket: torch.Tensor) -> None:
+        """Take the squared norm of a bucket of the local gradient, which the reduction will overwrite."""
+        self.add_local_sq(squared_norm(bucket))
+        if self._rank == 0 and self.in_hand is not None:
+            self.in_hand.buckets.append(bucket)
+
     def reduction_ended(self) -> None:
         """Every gradient is the global one; the optimizer has not stepped."""
         step = self.in_hand
@@ -177,7 +183,8 @@ class StepTracker:
             hook.reduced(step.info)
         step.timer.reduced()
         if self._rank == 0 and self.measures_norm:
-            step.global_sq = total_squared_norm(self.parameters)
+            step.global_sq = self._global_sq(step.buckets)
+        step.buckets.clear()
         step.num_reductions += 1
         step.called_since_reduction = False
 
@@ -203,6 +210,12 @@ class StepTracker:
             )
 
     # --- inside
+
+    def _global_sq(self, buckets: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return ``|g|^2``: of a few flat buffers where the gradient lies in them, else of every parameter's."""
+        if not buckets or any(bucket.is_sparse for bucket in buckets):
+            return total_squared_norm(self.parameters)
+        return torch.stack([squared_norm(bucket) for bucket in buckets]).sum()
 
     def _consume(self, step: StepInHand) -> None:
         if not step.consumed:

@@ -11,7 +11,7 @@ from rex_ray.worker.schedule import Schedule
 from rex_ray.worker.side_group import SideGroup
 from rex_ray.worker.switch import LONG_STEP_S, Switch
 
-SHORT_S, LONG_S = LONG_STEP_S / 2, LONG_STEP_S
+LONG_S = LONG_STEP_S
 
 
 def allocation(version: int, rows: int = 8) -> Allocation:
@@ -50,8 +50,8 @@ def test_a_boundary_is_passed_once_however_often_a_batch_is_asked_for() -> None:
     assert link.num_polls == 3
 
 
-def test_short_steps_have_rare_boundaries_and_long_ones_one_each() -> None:
-    for step_s, polls in ((SHORT_S, 2 + 5), (LONG_S, 20)):
+def test_boundaries_are_as_often_in_time_as_one_per_long_step_but_never_rarer_than_asked_for() -> None:
+    for step_s, polls in ((LONG_S / 50, 2 + 5), (LONG_S / 4, 2 + 5), (LONG_S / 2, 2 + 9), (LONG_S, 20)):
         link = ScriptedLink()
         switch, _ = make(link, interval=4)
         for step in range(20):
