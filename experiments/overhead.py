@@ -6,7 +6,8 @@ Three measurements, each of its own kind:
   its device computes. Blocks of 50 steps through the session (weights, hook, norms, control boundary, loader, pump,
   poller, and the controller beside them, deciding in ``advise`` mode so that both sides keep equal shares) alternate in
   ABBA order with blocks through plain DDP in the same processes and the same process group. The goal is that the upper
-  end of the ratio's interval stays within 1.01.
+  end of the ratio's interval stays within 1.01. The session's freezing of old objects, which spares full garbage
+  collections, is in force on both sides: one process has one collector.
 - The parts one by one.
 - Whole CPU-bound runs against plain TorchTrainer and DDP. They have no goal: where the host computes, every microsecond
   of Python is on the critical path, and the control plane's processes share the same cores.

@@ -19,6 +19,7 @@ Every rank must make the same calls in the same order.
 
 from __future__ import annotations
 
+import gc
 import logging
 import uuid
 import warnings
@@ -217,7 +218,11 @@ class Session:
         """
         fewest = 2 if self._model_side.normalises_over_rows else 1
         spec = WorkerSpec(rank=self.rank, device=self.device_kind, node=self.node, min_local_batch_size=fewest)
-        return self._feed.loader(dataset, spec, self._end_pass, options)
+        loader = self._feed.loader(dataset, spec, self._end_pass, options)
+        # A full collection walks every object that torch and Ray ever made, and each rank has its own moment for it:
+        # a pause of one rank is a pause of all. What is there now stays for the run, so it is not walked again.
+        gc.freeze()
+        return loader
 
     def eval_loader(self, dataset: Any, *, local_batch_size: int = 256, **options: Any) -> evaluation.EvalLoader:
         """Return a loader of this rank's part of ``dataset``: over all ranks every row comes exactly once.
@@ -349,6 +354,7 @@ class Session:
         except LinkError as error:
             _log.warning("training is over, but the last control message never arrived: %s", error)
         finally:
+            gc.unfreeze()
             self._link.close(limit_s)
 
     def _end_pass(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
 from typing import Any
@@ -282,6 +283,14 @@ def test_a_session_is_found_while_open_and_only_then() -> None:
     assert link.closed
     with pytest.raises(ConfigError, match="no session is open"):
         get_session()
+
+
+def test_what_was_there_before_training_is_left_out_of_garbage_collections_until_it_ends() -> None:
+    with opened() as session:
+        before = gc.get_freeze_count()
+        session.loader(Rows(50))
+        assert gc.get_freeze_count() > before + 10_000, "torch alone is more"
+    assert gc.get_freeze_count() == 0
 
 
 class BrokenReporter(MemoryReporter):
