@@ -95,10 +95,6 @@ class Allocation:
         """Rows per optimizer step, over all ranks."""
         return sum(self.local_batch_sizes)
 
-    def gradient_weight(self, rank: int) -> float:
-        """Weight ``b_i / B`` of a rank's mean gradient in the global mean gradient."""
-        return self.local_batch_sizes[rank] / self.global_batch_size
-
 
 class StepFlag(IntFlag):
     """Why a step's times are not evidence about the steady state."""

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rex_ray.core.apportion import rows_per_rank
 from rex_ray.core.errors import ConfigError, LinkError, RexError
 from rex_ray.core.types import Allocation, WorkerSpec
 from rex_ray.worker.link import ControlLink, GroupInfo, NullLink
@@ -109,7 +108,7 @@ def join(group: SideGroup, link: ControlLink, info: GroupInfo, options: WorkerOp
             first = link.join(info, limit_s)
         except LinkError as error:
             warnings.warn(f"the controller did not answer, so training starts with equal shares: {error}", stacklevel=4)
-            first = equal_shares(info)
+            first = NullLink().join(info, 0.0)
         except RexError as refusal:
             first = refusal
     agreed: Allocation | RexError = group.broadcast_object(first, "the first allocation")
@@ -117,12 +116,3 @@ def join(group: SideGroup, link: ControlLink, info: GroupInfo, options: WorkerOp
         raise agreed
     check_shares(agreed, group.size)
     return agreed
-
-
-def equal_shares(info: GroupInfo) -> Allocation:
-    """Return the resumed allocation if it fits the group, else its global batch in equal shares."""
-    resumed = info.allocation
-    if resumed is None or len(resumed.local_batch_sizes) == len(info.workers):
-        return NullLink().join(info, 0.0)
-    sizes = rows_per_rank(resumed.global_batch_size, [1] * len(info.workers))
-    return Allocation(version=resumed.version, local_batch_sizes=sizes, lr_factor=resumed.lr_factor)

@@ -7,9 +7,10 @@ Training never waits for control. Only ``join`` may block, once, within a limit,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
+from rex_ray.core.apportion import rows_per_rank
 from rex_ray.core.types import Allocation, StepRecord, WorkerSpec
 
 __all__ = ["ControlLink", "GroupInfo", "MetricRecord", "NullLink", "Record", "Reporter"]
@@ -97,13 +98,13 @@ class NullLink:
     """Nobody decides: equal shares for ever. The session without a controller, also the fallback's behaviour."""
 
     def join(self, group: GroupInfo, timeout_s: float) -> Allocation:
-        """Return the resumed allocation, else equal shares."""
+        """Return the resumed allocation if it fits the group, else its global batch in equal shares."""
         del timeout_s
-        if group.allocation is not None and len(group.allocation.local_batch_sizes) == len(group.workers):
-            return group.allocation
-        n = len(group.workers)
-        share, rest = divmod(group.global_batch_size, n)
-        return Allocation(version=0, local_batch_sizes=tuple(share + (i < rest) for i in range(n)))
+        first = group.allocation or Allocation(version=0, local_batch_sizes=(group.global_batch_size,))
+        num_workers = len(group.workers)
+        if len(first.local_batch_sizes) == num_workers:
+            return first
+        return replace(first, local_batch_sizes=rows_per_rank(first.global_batch_size, [1] * num_workers))
 
     def started(self, generation: str) -> None:
         """Nothing to prepare."""
