@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.types import Allocation
 
 __all__ = [
@@ -29,16 +30,11 @@ class ApplyAllocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSearch:
-    """Start a search for a better split. ``search_id`` carries generation, version and global batch size.
-
-    ``predicted_s[i][k]`` is the modelled own time of rank ``i`` with ``sizes[k]`` rows.
-    """
+    """Start a search for a better split. ``search_id`` carries generation, version, batch and kind."""
 
     search_id: str
     seed: int
-    local_batch_sizes: tuple[int, ...]
-    sizes: tuple[int, ...]
-    predicted_s: tuple[tuple[float, ...], ...]
+    problem: SearchProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ _ALWAYS: dict[type[Event], Handler] = {
     MetricReported: do.note_metric,
     SearchFinished: do.end_search,
     SearchFailed: do.end_search,
-    TrialProposed: do.refuse_trial,
+    TrialProposed: do.request_trial,
 }
 
 TRANSITIONS: Mapping[type[Phase], Mapping[type[Event], Handler]] = {

@@ -7,16 +7,16 @@ from typing import Any, assert_never, cast
 
 import numpy as np
 
-from rex_ray.control.commands import ApplyAllocation, RequestWorldSize, StartSearch
-from rex_ray.control.notes import Decided, Deferred, Refused
+from rex_ray.control.commands import ApplyAllocation, CancelSearch, RequestWorldSize, StartSearch, TellTrial
+from rex_ray.control.notes import Decided, Deferred, Found, Refused
 from rex_ray.control.outcome import Outcome, Rules
 from rex_ray.control.phases import ControllerState, Group, Publication, Running, Switching
 from rex_ray.core.observations import Observation
 from rex_ray.core.types import Allocation, Problem
 from rex_ray.policies import base
-from rex_ray.policies.base import ChangeGlobalBatch, Decision, Keep, Proposal, Reallocate, Search
+from rex_ray.policies.base import ChangeGlobalBatch, Decision, Finding, Keep, Proposal, Reallocate, Search
 
-__all__ = ["ask", "fault_of", "publish", "publish_command"]
+__all__ = ["ask", "cancel_searches", "fault_of", "publish", "publish_command"]
 
 
 class _LazyGenerator:
@@ -41,6 +41,12 @@ def ask(rules: Rules, state: ControllerState, observation: Observation) -> Outco
 
 
 def _act(rules: Rules, state: ControllerState, decision: Decision) -> Outcome:
+    if decision.findings:
+        return _tell(state, decision.findings).then(lambda told: _carry_out(rules, told, decision))
+    return _carry_out(rules, state, decision)
+
+
+def _carry_out(rules: Rules, state: ControllerState, decision: Decision) -> Outcome:
     match decision:
         case Keep():
             return Outcome(state=state)
@@ -48,12 +54,27 @@ def _act(rules: Rules, state: ControllerState, decision: Decision) -> Outcome:
             return _consider(rules, state, decision)
         case Search():
             return _start_search(rules, state, decision)
+        case base.TellTrial():
+            command = TellTrial(search_id=decision.search_id, trial=decision.trial, objective=decision.objective)
+            return Outcome(state=state, commands=(command,) if decision.search_id in state.searches else ())
         case base.RequestWorldSize():
             note = Decided(step=state.last_step, kind="world_size", reason=decision.reason)
-            command = RequestWorldSize(num_workers=decision.num_workers, reason=decision.reason)
-            return Outcome(state=state, commands=(command,) if rules.mode == "auto" else (), notes=(note,))
+            resize = RequestWorldSize(num_workers=decision.num_workers, reason=decision.reason)
+            return Outcome(state=state, commands=(resize,) if rules.mode == "auto" else (), notes=(note,))
         case _:
             assert_never(decision)
+
+
+def _tell(state: ControllerState, findings: tuple[Finding, ...]) -> Outcome:
+    """Note each part's judgement when it is a new one, and then ever more rarely."""
+    newest, notes = dict(state.findings), []
+    for finding in findings:
+        verdict, count = newest.get(finding.part, ("", 0))
+        count = count + 1 if verdict == finding.verdict else 1
+        newest[finding.part] = (finding.verdict, count)
+        if count & (count - 1) == 0:
+            notes.append(Found(step=state.last_step, finding=finding, count=count))
+    return Outcome(state=replace(state, findings=newest), notes=tuple(notes))
 
 
 def _consider(rules: Rules, state: ControllerState, decision: Reallocate | ChangeGlobalBatch) -> Outcome:
@@ -69,9 +90,10 @@ def _consider(rules: Rules, state: ControllerState, decision: Reallocate | Chang
     if fault := fault_of(proposal, phase.group.problem, fixed_rows):
         refused = Refused(step=state.last_step, reason=f"{fault} ({decision.reason})", proposal=proposal)
         return _say_once(state, proposal, refused)
+    search_id = decision.search_id if isinstance(decision, Reallocate) else None
     decided = Decided(
         step=state.last_step,
-        kind="reallocate" if isinstance(decision, Reallocate) else "change_global_batch",
+        kind=_kind_of(decision, search_id in state.searches),
         reason=decision.reason,
         version=state.next_version if rules.mode == "auto" else None,
         proposal=proposal,
@@ -80,8 +102,16 @@ def _consider(rules: Rules, state: ControllerState, decision: Reallocate | Chang
     )
     if rules.mode != "auto":
         return _say_once(state, proposal, decided)
+    stale = () if search_id is not None else cancel_searches(state, "the shares change")
+    state = replace(state, searches=()) if stale else state
     published = publish(state, phase, proposal, reason=decision.reason, predicted_gain=decision.predicted_gain)
-    return replace(published, notes=(decided,))
+    return replace(published, commands=(*stale, *published.commands), notes=(decided,))
+
+
+def _kind_of(decision: Reallocate | ChangeGlobalBatch, is_trial: bool) -> str:
+    if isinstance(decision, ChangeGlobalBatch):
+        return "change_global_batch"
+    return "trial" if is_trial else "reallocate"
 
 
 def _say_once(state: ControllerState, proposal: Proposal, note: Decided | Deferred | Refused) -> Outcome:
@@ -127,19 +157,27 @@ def _start_search(rules: Rules, state: ControllerState, decision: Search) -> Out
     phase = state.phase
     if not isinstance(phase, Running) or rules.mode != "auto":
         return Outcome(state=state)
-    rows = decision.proposal.global_batch_size
-    search_id = f"{phase.group.generation}/{phase.allocation.version}/{rows}"
-    if search_id in state.searches:
+    problem = decision.problem
+    question = f"{phase.group.generation}/{phase.allocation.version}/{problem.global_batch_size}/{problem.kind}/"
+    if any(search_id.startswith(question) for search_id in state.searches):
         return Outcome(state=state)
-    command = StartSearch(
-        search_id=search_id,
-        seed=state.num_events,
-        local_batch_sizes=decision.proposal.local_batch_sizes,
-        sizes=decision.sizes,
-        predicted_s=decision.predicted_s,
+    search_id = f"{question}{state.num_events}"
+    command = StartSearch(search_id=search_id, seed=state.num_events, problem=problem)
+    note = Decided(
+        step=state.last_step,
+        kind="search",
+        reason=decision.reason,
+        proposal=Proposal(local_batch_sizes=problem.plan, lr_factor=phase.allocation.lr_factor),
+        evidence=decision.evidence,
     )
-    note = Decided(step=state.last_step, kind="search", reason=decision.reason, proposal=decision.proposal)
-    return Outcome(state=replace(state, searches=(*state.searches, search_id)), commands=(command,), notes=(note,))
+    # One search at a time: a newer question makes the older one's answer worthless.
+    cancelled = cancel_searches(state, "another search begins")
+    return Outcome(state=replace(state, searches=(search_id,)), commands=(*cancelled, command), notes=(note,))
+
+
+def cancel_searches(state: ControllerState, reason: str) -> tuple[CancelSearch, ...]:
+    """The commands that call off every search under way."""
+    return tuple(CancelSearch(search_id=search_id, reason=reason) for search_id in state.searches)
 
 
 def fault_of(proposal: Proposal, problem: Problem, fixed_rows: int | None = None) -> str | None:

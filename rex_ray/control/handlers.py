@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rex_ray.control.commands import ApplyAllocation, CancelSearch, Command
-from rex_ray.control.decisions import ask, fault_of, publish, publish_command
+from rex_ray.control.commands import ApplyAllocation, Command
+from rex_ray.control.decisions import ask, cancel_searches, fault_of, publish, publish_command
 from rex_ray.control.events import (
     Event,
     GroupStarted,
@@ -35,7 +35,7 @@ from rex_ray.control.phases import (
     Waiting,
 )
 from rex_ray.core.errors import IllegalEventError, InfeasibleError
-from rex_ray.core.observations import SearchResult
+from rex_ray.core.observations import SearchResult, TrialRequested
 from rex_ray.core.types import Allocation
 from rex_ray.policies.base import Proposal
 from rex_ray.policies.limits import equal_shares, resumed_shares
@@ -48,8 +48,8 @@ __all__ = [
     "lose_worker",
     "miss_telemetry",
     "note_metric",
-    "refuse_trial",
     "remind_group",
+    "request_trial",
     "tell_time",
 ]
 
@@ -86,7 +86,7 @@ def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Ou
         gauge=Gauge(),
     )
     decided = Decided(step=event.step - 1, kind="first", reason=pending.reason, version=version, proposal=first)
-    cancelled: tuple[Command, ...] = _cancel_searches(state, "another worker group formed")
+    cancelled: tuple[Command, ...] = cancel_searches(state, "another worker group formed")
     return Outcome(state=begun, commands=(*cancelled, publish_command(group, pending)), notes=(decided,))
 
 
@@ -115,13 +115,13 @@ def lose_worker(rules: Rules, state: ControllerState, event: WorkerLost) -> Outc
     if event.generation != _generation(state):
         return drop_event(rules, state, event)
     waiting = Waiting(reason=f"rank {event.rank} was lost: {event.reason}")
-    commands = _cancel_searches(state, waiting.reason)
+    commands = cancel_searches(state, waiting.reason)
     return Outcome(state=replace(_without_searches(state), phase=waiting, gauge=Gauge()), commands=commands)
 
 
 def end_run(_: Rules, state: ControllerState, event: RunEnded) -> Outcome:
     """The run is over; its searches have nothing left to improve."""
-    commands = _cancel_searches(state, "the run ended")
+    commands = cancel_searches(state, "the run ended")
     return Outcome(state=replace(_without_searches(state), phase=Ended(reason=event.reason)), commands=commands)
 
 
@@ -189,13 +189,12 @@ def end_search(rules: Rules, state: ControllerState, event: SearchFinished | Sea
     return ask(rules, replace(state, searches=remaining), result)
 
 
-def refuse_trial(_: Rules, state: ControllerState, event: TrialProposed) -> Outcome:
-    """Nothing measures trials yet: a search that asks for it is called off rather than left waiting."""
+def request_trial(rules: Rules, state: ControllerState, event: TrialProposed) -> Outcome:
+    """A search wants a candidate measured: the policy decides whether it is run."""
     if event.search_id not in state.searches:
         return drop(state, "trial of a stale search")
-    remaining = tuple(search_id for search_id in state.searches if search_id != event.search_id)
-    command = CancelSearch(search_id=event.search_id, reason="trials are not measured")
-    return Outcome(state=replace(state, searches=remaining), commands=(command,))
+    request = TrialRequested(search_id=event.search_id, trial=event.trial, local_batch_sizes=event.local_batch_sizes)
+    return ask(rules, state, request)
 
 
 def _at(state: ControllerState, event: Ticked) -> ControllerState:
@@ -206,10 +205,6 @@ def _at(state: ControllerState, event: Ticked) -> ControllerState:
 
 def _generation(state: ControllerState) -> str | None:
     return state.phase.group.generation if isinstance(state.phase, Starting | Running | Switching) else None
-
-
-def _cancel_searches(state: ControllerState, reason: str) -> tuple[CancelSearch, ...]:
-    return tuple(CancelSearch(search_id=search_id, reason=reason) for search_id in state.searches)
 
 
 def _without_searches(state: ControllerState) -> ControllerState:

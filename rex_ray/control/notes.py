@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rex_ray.policies.base import Proposal
+from rex_ray.policies.base import Finding, Proposal
 
-__all__ = ["Applied", "Decided", "Deferred", "Dropped", "Measured", "Note", "Refused", "Withdrawn"]
+__all__ = ["Applied", "Decided", "Deferred", "Dropped", "Found", "Measured", "Note", "Refused", "Withdrawn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Decided:
 
     Attributes:
         step: newest step known at the decision.
-        kind: ``"first"``, ``"reallocate"``, ``"change_global_batch"``, ``"search"`` or ``"world_size"``.
+        kind: ``"first"``, ``"reallocate"``, ``"change_global_batch"``, ``"search"``, ``"trial"`` or ``"world_size"``.
         reason: one plain sentence.
         version: version under which it is published; None where nothing is (``advise``, searches).
         proposal: the shares asked for; None for a change of the world size.
@@ -97,4 +97,19 @@ class Dropped:
     count: int
 
 
-Note: TypeAlias = Decided | Deferred | Refused | Applied | Withdrawn | Measured | Dropped
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a part of the method judged, also where it changes nothing; see ``Finding``.
+
+    Attributes:
+        step: newest step known.
+        finding: the judgement.
+        count: how many times in a row its part came to this verdict; the first and every power of two is noted.
+    """
+
+    step: int
+    finding: Finding
+    count: int
+
+
+Note: TypeAlias = Found | Decided | Deferred | Refused | Applied | Withdrawn | Measured | Dropped

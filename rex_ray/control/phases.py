@@ -135,6 +135,7 @@ class ControllerState:
         searches: identities of the searches under way.
         gauge: measures the latest change.
         dropped: what was left out, by reason.
+        findings: newest verdict of each part, and how many times in a row.
     """
 
     phase: Phase
@@ -149,3 +150,4 @@ class ControllerState:
     searches: tuple[str, ...] = ()
     gauge: Gauge = field(default_factory=Gauge)
     dropped: Mapping[str, int] = field(default_factory=dict)
+    findings: Mapping[str, tuple[str, int]] = field(default_factory=dict)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rex_ray.control import commands, events, notes, phases
 from rex_ray.control.codec import Codec
-from rex_ray.core import step_time, types
-from rex_ray.policies import base, composition, dlb, rex, seams, wrappers
+from rex_ray.core import curves, search_problem, step_time, types
+from rex_ray.policies import base, composition, dlb, seams, spline_split, wrappers
 
 __all__ = ["CODEC"]
 
@@ -16,6 +16,8 @@ CODEC = Codec(
         types.Problem,
         types.StepFlag,
         types.WorkerSpec,
+        curves.StepTimeCurve,
+        search_problem.SearchProblem,
         step_time.LearntShape,
         step_time.StepTimeBook,
         # events
@@ -41,6 +43,7 @@ CODEC = Codec(
         notes.Decided,
         notes.Deferred,
         notes.Dropped,
+        notes.Found,
         notes.Measured,
         notes.Refused,
         notes.Withdrawn,
@@ -55,11 +58,12 @@ CODEC = Codec(
         phases.Switching,
         phases.Waiting,
         # the policies' memories
+        base.Finding,
         base.Proposal,
         base.Reallocate,
         composition.CompositionState,
         dlb.EpochSplitState,
-        rex.SplineSplitState,
+        spline_split.SplineSplitState,
         seams.Shares,
         wrappers.CooldownState,
     ]

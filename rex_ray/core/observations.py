@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from rex_ray.core.types import Allocation, FloatArray, IntArray, StepFlag
 
-__all__ = ["AllocationApplied", "Observation", "SearchResult", "StepObserved", "TelemetryGap"]
+__all__ = ["AllocationApplied", "Observation", "SearchResult", "StepObserved", "TelemetryGap", "TrialRequested"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,6 +26,7 @@ class StepObserved:
         step_us: wall time per rank.
         weighted_sq_norm: ``sum_j rows_j |g_j|^2`` per rank, or None when any rank did not measure it.
         num_groups: gradient groups per rank behind that sum.
+        num_norm_steps: see ``StepRecord``; 2 flags a one-worker estimate over two steps' rows.
         global_sq_norm: ``|g|^2`` of the reduced gradient, or None.
         loss: row-weighted mean loss, or None.
         peak_memory_bytes: per rank, -1 where unknown; None when unknown everywhere.
@@ -43,6 +44,7 @@ class StepObserved:
     step_us: IntArray
     weighted_sq_norm: FloatArray | None = None
     num_groups: IntArray | None = None
+    num_norm_steps: int = 1
     global_sq_norm: float | None = None
     loss: float | None = None
     peak_memory_bytes: IntArray | None = None
@@ -82,4 +84,13 @@ class SearchResult:
     reason: str
 
 
-Observation: TypeAlias = StepObserved | AllocationApplied | SearchResult | TelemetryGap
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRequested:
+    """A measured search asks to have one candidate run and timed."""
+
+    search_id: str
+    trial: int
+    local_batch_sizes: tuple[int, ...]
+
+
+Observation: TypeAlias = StepObserved | AllocationApplied | TrialRequested | SearchResult | TelemetryGap

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
     "Allocation",
+    "BoolArray",
     "FloatArray",
     "IntArray",
+    "OptimizerFamily",
     "Problem",
     "StepFlag",
     "StepRecord",
@@ -26,6 +28,7 @@ __all__ = [
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 def read_only(values: npt.NDArray[np.generic] | list[float] | list[int], dtype: npt.DTypeLike) -> npt.NDArray:  # type: ignore[type-arg]
@@ -45,6 +48,7 @@ class WorkerSpec:
         node: name of the machine, for people and for the report.
         min_local_batch_size: fewest rows that a planned share may have.
         max_local_batch_size: most rows that fit, or ``None`` while unknown.
+        memory_bytes: the device's whole memory, or ``None`` where it cannot be read.
     """
 
     rank: int
@@ -52,6 +56,10 @@ class WorkerSpec:
     node: str = ""
     min_local_batch_size: int = 1
     max_local_batch_size: int | None = None
+    memory_bytes: int | None = None
+
+
+OptimizerFamily: TypeAlias = Literal["sgd", "adam"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +71,15 @@ class Problem:
         global_batch_size: rows per optimizer step at the start (``M0``, the reference batch).
         max_global_batch_size: growth never goes beyond it.
         dataset_size: rows per epoch.
+        optimizer: what the gradient is given to: how the learning rate follows the batch depends on it, and gradient
+            norms of the Adam family are measured after its preconditioner.
     """
 
     workers: tuple[WorkerSpec, ...]
     global_batch_size: int
     max_global_batch_size: int
     dataset_size: int
+    optimizer: OptimizerFamily = "sgd"
 
     @property
     def num_workers(self) -> int:
@@ -131,6 +142,9 @@ class StepRecord:
         weighted_sq_norm: ``sum_j rows_j |g_j|^2`` over this rank's gradient groups (micro-batches; without
             accumulation one group), of the unweighted, unscaled, unclipped local mean gradient; None if not measured.
         num_groups: number of groups with rows in that sum.
+        num_norm_steps: consecutive steps whose gradients are the groups of one estimate. 2 only where a single worker
+            without micro-batches has nothing else to compare: the sums are over both steps' rows, ``global_sq_norm``
+            is that of their mean gradient, and the estimate is flagged, since the weights moved in between.
         global_sq_norm: ``|g|^2`` of the reduced gradient (rank 0 only), None if not measured.
         loss: mean loss over this rank's rows, None if unknown.
         peak_memory_bytes: peak allocated device memory, None where it cannot be read.
@@ -149,6 +163,7 @@ class StepRecord:
     step_s: float
     weighted_sq_norm: float | None = None
     num_groups: int = 1
+    num_norm_steps: int = 1
     global_sq_norm: float | None = None
     loss: float | None = None
     peak_memory_bytes: int | None = None

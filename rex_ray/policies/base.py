@@ -7,22 +7,26 @@ presume that it was applied until an ``AllocationApplied`` observation says so.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from rex_ray.core.observations import Observation
+from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.types import Allocation, Problem
 
 __all__ = [
     "ChangeGlobalBatch",
     "Decision",
+    "Finding",
     "Keep",
+    "Part",
     "Policy",
     "Proposal",
     "Reallocate",
     "RequestWorldSize",
     "Search",
+    "TellTrial",
 ]
 
 StateT = TypeVar("StateT")
@@ -41,11 +45,39 @@ class Proposal:
         return sum(self.local_batch_sizes)
 
 
+Part: TypeAlias = Literal["growth", "split", "trigger", "search"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one part of a method found out and what came of it: for the journal; nobody acts on it.
+
+    Every judgement leaves one, "keep" as well. A part that only advises leaves what it would have done.
+
+    Attributes:
+        part: who judged.
+        verdict: the outcome in a word or two, stable over repetitions, e.g. ``"keep"`` or ``"noise scale unknown"``:
+            the controller notes a finding when its part's verdict changes, and then ever more rarely.
+        reason: one plain sentence.
+        evidence: named figures: ``p_value``, ``effect``, ``num_samples``, ``noise_scale``, ...
+        proposal: what an advising part would have asked for.
+        predicted_gain: what that would have saved.
+    """
+
+    part: Part
+    verdict: str
+    reason: str
+    evidence: dict[str, float] = field(default_factory=dict)
+    proposal: Proposal | None = None
+    predicted_gain: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
     """Change nothing, and say why."""
 
     reason: str
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,32 +89,49 @@ class Reallocate:
         reason: one plain sentence.
         predicted_gain: fraction of step time saved, ``1 - T_new / T_now``; None where nothing is predicted.
         evidence: named figures behind the decision (test statistics, predicted times, ...).
+        search_id: the search whose trial or result this is. A switch to any other shares ends every search, since
+            what it was asked is no longer the question.
+        findings: what the parts found out at this observation.
     """
 
     proposal: Proposal
     reason: str
     predicted_gain: float | None = None
     evidence: dict[str, float] = field(default_factory=dict)
+    search_id: str | None = None
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeGlobalBatch:
-    """Change the global batch size, and with it the shares and the learning-rate factor."""
+    """Change the global batch size, and with it the shares and the learning-rate factor; see ``Reallocate``."""
 
     proposal: Proposal
     reason: str
     predicted_gain: float | None = None
     evidence: dict[str, float] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Start a search for a better split than ``proposal``."""
+    """Start a search for better shares."""
 
-    proposal: Proposal
-    sizes: tuple[int, ...]
-    predicted_s: tuple[tuple[float, ...], ...]
+    problem: SearchProblem
     reason: str
+    evidence: dict[str, float] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellTrial:
+    """Give a search the measured objective of one of its trials: log seconds, see ``search``."""
+
+    search_id: str
+    trial: int
+    objective: float
+    reason: str
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +140,10 @@ class RequestWorldSize:
 
     num_workers: int
     reason: str
+    findings: tuple[Finding, ...] = ()
 
 
-Decision: TypeAlias = Keep | Reallocate | ChangeGlobalBatch | Search | RequestWorldSize
+Decision: TypeAlias = Keep | Reallocate | ChangeGlobalBatch | Search | TellTrial | RequestWorldSize
 
 
 class Policy(Protocol, Generic[StateT]):

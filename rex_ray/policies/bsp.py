@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved
+from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved, TrialRequested
 from rex_ray.core.types import Allocation, Problem
-from rex_ray.policies.base import Reallocate, Search
+from rex_ray.policies.base import Finding
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.fixed_split import FixedSplit
-from rex_ray.policies.seams import Alarm, BatchPlan, Model
+from rex_ray.policies.seams import Alarm, BatchPlan, Model, SearchView
 
 __all__ = ["FixedBatch", "NoSearch", "NoTrigger", "bsp"]
 
@@ -49,6 +49,10 @@ class NoTrigger:
         del step, model
         return None, state
 
+    def trusted(self, state: None) -> None:
+        """Suspect nobody."""
+        del state
+
     def applied(self, state: None, applied: AllocationApplied) -> None:
         """Nothing to remember."""
         del state, applied
@@ -62,15 +66,29 @@ class NoSearch:
         """Nothing to begin."""
         del problem, prior
 
-    def seek(self, state: None, offer: Reallocate | None, model: Model | None) -> tuple[Search | None, None]:
+    def busy(self, state: None) -> bool:
+        """Never."""
+        del state
+        return False
+
+    def observe(self, state: None, step: StepObserved, model: Model | None, look: SearchView) -> tuple[None, None]:
         """Never ask for a search."""
-        del offer, model
+        del step, model, look
         return None, state
 
-    def answer(self, state: None, result: SearchResult, model: Model | None) -> tuple[Reallocate | str, None]:
+    def trial(self, state: None, requested: TrialRequested, model: Model | None) -> tuple[Finding, None]:
+        """Nobody asked."""
+        del requested, model
+        return Finding(part="search", verdict="not searching", reason="no search was asked for"), state
+
+    def answer(self, state: None, result: SearchResult, model: Model | None) -> tuple[str, None]:
         """Nobody asked."""
         del result, model
         return "no search was asked for", state
+
+    def applied(self, state: None, applied: AllocationApplied) -> None:
+        """Nothing to remember."""
+        del state, applied
 
 
 def bsp(local_batch_sizes: Sequence[int] | Mapping[str, int] | None = None) -> Composition[None, Problem, None, None]:

@@ -7,10 +7,29 @@ from typing import Generic, TypeVar, assert_never
 
 import numpy as np
 
-from rex_ray.core.observations import AllocationApplied, Observation, SearchResult, StepObserved, TelemetryGap
+from rex_ray.core.apportion import apportion
+from rex_ray.core.observations import (
+    AllocationApplied,
+    Observation,
+    SearchResult,
+    StepObserved,
+    TelemetryGap,
+    TrialRequested,
+)
 from rex_ray.core.types import Allocation, Problem
-from rex_ray.policies.base import ChangeGlobalBatch, Decision, Keep, Proposal, Reallocate
-from rex_ray.policies.seams import Alarm, BatchPlan, Growth, SearchPart, Split, Trigger
+from rex_ray.policies.base import (
+    ChangeGlobalBatch,
+    Decision,
+    Finding,
+    Keep,
+    Part,
+    Proposal,
+    Reallocate,
+    Search,
+    TellTrial,
+)
+from rex_ray.policies.limits import equal_shares, resumed_shares, share_bounds
+from rex_ray.policies.seams import Alarm, BatchPlan, Growth, SearchPart, SearchView, Split, Trigger
 
 __all__ = ["Composition", "CompositionState"]
 
@@ -22,8 +41,9 @@ SearchT = TypeVar("SearchT")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CompositionState(Generic[GrowthT, SplitT, TriggerT, SearchT]):
-    """The parts' memories side by side, and the allocation that the group is known to run."""
+    """The parts' memories side by side, the group, and the allocation that it is known to run."""
 
+    problem: Problem
     growth: GrowthT
     split: SplitT
     trigger: TriggerT
@@ -41,6 +61,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         split: decides the shares of it.
         trigger: watches for lasting changes of speed.
         search: looks for shares better than the split's.
+        advising: parts whose word is noted and not acted on.
     """
 
     name: str
@@ -48,6 +69,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
     split: Split[SplitT]
     trigger: Trigger[TriggerT]
     search: SearchPart[SearchT]
+    advising: frozenset[Part] = frozenset()
 
     def init(
         self,
@@ -57,10 +79,13 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
     ) -> tuple[Proposal, CompositionState[GrowthT, SplitT, TriggerT, SearchT]]:
         """Begin with a worker group; see ``Policy.init``."""
         batch, growth = self.growth.init(problem, prior.growth if prior else None, current)
-        shares, split = self.split.init(problem, prior.split if prior else None, current, batch.global_batch_size)
+        rows = batch.global_batch_size
+        shares, split = self.split.init(problem, prior.split if prior else None, current, rows)
+        if "split" in self.advising:
+            shares = resumed_shares(problem, current, rows) or equal_shares(problem, rows)
         trigger = self.trigger.init(problem, prior.trigger if prior else None)
         search = self.search.init(problem, prior.search if prior else None)
-        state = CompositionState(growth=growth, split=split, trigger=trigger, search=search)
+        state = CompositionState(problem=problem, growth=growth, split=split, trigger=trigger, search=search)
         return Proposal(local_batch_sizes=shares, lr_factor=batch.lr_factor), state
 
     def decide(
@@ -78,7 +103,10 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
                 return Keep(reason="an allocation was applied"), self._applied(state, observation)
             case SearchResult():
                 answer, search = self.search.answer(state.search, observation, self.split.model(state.split))
-                return self._with_lr(answer, state), replace(state, search=search)
+                return self._voice(answer, state), replace(state, search=search)
+            case TrialRequested():
+                run, search = self.search.trial(state.search, observation, self.split.model(state.split))
+                return self._voice(run, state), replace(state, search=search)
             case TelemetryGap():
                 return Keep(reason="no complete step for a while: the evidence is old"), state
             case _:
@@ -87,21 +115,59 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
     def _judge(
         self, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT], step: StepObserved
     ) -> tuple[Decision, CompositionState[GrowthT, SplitT, TriggerT, SearchT]]:
+        findings: list[Finding] = []
         # The trigger compares with what was expected *before* this step could teach the split otherwise.
-        alarm, trigger = self.trigger.observe(state.trigger, step, self.split.model(state.split))
-        split = self.split.observe(state.split, step)
-        if alarm is not None:
-            split = self.split.rescale(split, alarm.factors)
+        verdict, trigger = self.trigger.observe(state.trigger, step, self.split.model(state.split))
+        split = self.split.observe(state.split, step, self.trigger.trusted(trigger))
+        alarm = verdict if isinstance(verdict, Alarm) else None
+        if isinstance(verdict, Finding):
+            findings.append(verdict)
+        elif alarm is not None:
+            findings.append(_found(alarm))
+            if "trigger" in self.advising:
+                alarm = None
+            else:
+                split = self.split.rescale(split, alarm.factors)
         batch, growth = self.growth.observe(state.growth, step, self.split.model(split))
-        answer = self._grow(split, batch) if batch is not None else self.split.propose(split)
-        offer = answer if isinstance(answer, Reallocate) else None
-        wanted, search = self.search.seek(state.search, offer, self.split.model(split))
-        state = CompositionState(
-            growth=growth, split=split, trigger=trigger, search=search, allocation=state.allocation
-        )
-        if wanted is not None and not isinstance(answer, ChangeGlobalBatch):
-            return wanted, state
-        return _because_of(alarm, self._with_lr(answer, state)), state
+        offer = self.split.propose(split)
+        if isinstance(offer, Finding):
+            findings.append(offer)
+        heard = offer if isinstance(offer, Reallocate) else None
+        if heard is not None and "split" in self.advising:
+            findings.append(_advice(heard, "split"))
+            heard = None
+        look = SearchView(offer=heard, alarm=alarm)
+        sought, search = self.search.observe(state.search, step, self.split.model(split), look)
+        after = replace(state, growth=growth, split=split, trigger=trigger, search=search)
+        reason = offer if isinstance(offer, str) else offer.reason
+        if isinstance(batch, BatchPlan):
+            change = self._grow(after, batch)
+            if "growth" not in self.advising:
+                return replace(change, findings=tuple(findings)), after
+            findings.append(_advice(change, "growth"))
+        elif isinstance(batch, Finding):
+            findings.append(batch)
+        return self._choose(after, heard, sought, alarm, findings, reason), after
+
+    def _choose(
+        self,
+        state: CompositionState[GrowthT, SplitT, TriggerT, SearchT],
+        offer: Reallocate | None,
+        sought: Search | TellTrial | Reallocate | Finding | None,
+        alarm: Alarm | None,
+        findings: list[Finding],
+        reason: str,
+    ) -> Decision:
+        """An alarm's re-split goes first, then a search that is measuring, then the split's own offer."""
+        held = self.search.busy(state.search) and alarm is None
+        if isinstance(sought, Finding):
+            findings.append(sought)
+        elif sought is not None and (offer is None or held):
+            decision = self._voice(sought, state)
+            return replace(decision, findings=(*findings, *decision.findings))
+        if offer is None or held:
+            return Keep(reason=reason, findings=tuple(findings))
+        return replace(_because_of(alarm, self._with_lr(offer, state)), findings=tuple(findings))
 
     def _applied(
         self, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT], applied: AllocationApplied
@@ -111,36 +177,68 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
             growth=self.growth.applied(state.growth, applied),
             split=self.split.applied(state.split, applied),
             trigger=self.trigger.applied(state.trigger, applied),
+            search=self.search.applied(state.search, applied),
             allocation=applied.allocation,
         )
 
-    def _grow(self, split: SplitT, batch: BatchPlan) -> ChangeGlobalBatch:
-        plan = self.split.plan(split, batch.global_batch_size)
+    def _grow(self, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT], batch: BatchPlan) -> ChangeGlobalBatch:
+        if "split" in self.advising and state.allocation is not None:
+            lower, upper = share_bounds(state.problem, batch.global_batch_size)
+            present = state.allocation.local_batch_sizes
+            shares = tuple(apportion(batch.global_batch_size, present, lower, upper).tolist())
+        else:
+            shares = self.split.plan(state.split, batch.global_batch_size).local_batch_sizes
         return ChangeGlobalBatch(
-            proposal=Proposal(local_batch_sizes=plan.local_batch_sizes, lr_factor=batch.lr_factor),
+            proposal=Proposal(local_batch_sizes=shares, lr_factor=batch.lr_factor),
             reason=batch.reason,
+            predicted_gain=batch.predicted_gain,
             evidence=dict(batch.evidence),
         )
 
-    def _with_lr(
+    def _voice(
         self,
-        answer: Reallocate | ChangeGlobalBatch | str,
+        answer: Reallocate | Search | TellTrial | Finding | str,
         state: CompositionState[GrowthT, SplitT, TriggerT, SearchT],
     ) -> Decision:
-        """A mere re-split leaves the learning rate as it is, which only the composition knows."""
+        """Turn a search part's answer into a decision, or into advice."""
         if isinstance(answer, str):
             return Keep(reason=answer)
-        if isinstance(answer, Reallocate) and state.allocation is not None:
-            return replace(answer, proposal=replace(answer.proposal, lr_factor=state.allocation.lr_factor))
+        if isinstance(answer, Finding):
+            return Keep(reason=answer.reason, findings=(answer,))
+        if isinstance(answer, Reallocate):
+            if "search" in self.advising:
+                return Keep(reason=answer.reason, findings=(_advice(answer, "search"),))
+            return self._with_lr(answer, state)
         return answer
 
+    def _with_lr(self, answer: Reallocate, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT]) -> Reallocate:
+        """A mere re-split leaves the learning rate as it is, which only the composition knows."""
+        if state.allocation is None:
+            return answer
+        return replace(answer, proposal=replace(answer.proposal, lr_factor=state.allocation.lr_factor))
 
-def _because_of(alarm: Alarm | None, decision: Decision) -> Decision:
+
+def _because_of(alarm: Alarm | None, decision: Reallocate) -> Reallocate:
     """Put a trigger's reason and figures beside those of the re-split that it caused."""
-    if alarm is None or not isinstance(decision, Reallocate):
+    if alarm is None:
         return decision
     return replace(
         decision,
         reason=f"{alarm.reason}; {decision.reason}",
         evidence={**alarm.evidence, **decision.evidence},
+    )
+
+
+def _found(alarm: Alarm) -> Finding:
+    return Finding(part="trigger", verdict=alarm.verdict, reason=alarm.reason, evidence=dict(alarm.evidence))
+
+
+def _advice(decision: Reallocate | ChangeGlobalBatch, part: Part) -> Finding:
+    return Finding(
+        part=part,
+        verdict="advises",
+        reason=decision.reason,
+        evidence=decision.evidence,
+        proposal=decision.proposal,
+        predicted_gain=decision.predicted_gain,
     )

@@ -20,7 +20,7 @@ import numpy as np
 
 from rex_ray.core.apportion import apportion
 from rex_ray.core.observations import AllocationApplied, StepObserved
-from rex_ray.core.types import Allocation, FloatArray, IntArray, Problem, StepFlag, read_only
+from rex_ray.core.types import Allocation, BoolArray, FloatArray, IntArray, Problem, StepFlag, read_only
 from rex_ray.policies.base import Proposal, Reallocate
 from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
@@ -66,8 +66,9 @@ class EpochSplit:
         zeros = read_only([0] * problem.num_workers, np.int64)
         return shares, EpochSplitState(problem=problem, sizes=None, epoch=-1, rows=zeros, own_us=zeros)
 
-    def observe(self, state: EpochSplitState, step: StepObserved) -> EpochSplitState:
+    def observe(self, state: EpochSplitState, step: StepObserved, use: BoolArray | None = None) -> EpochSplitState:
         """Add a clean step to its epoch's sums; the first step of an epoch closes the one before."""
+        del use  # an epoch's mean takes in whatever happened
         if step.epoch > state.epoch:
             zeros = read_only([0] * len(state.rows), np.int64)
             ended = replace(state, epoch=step.epoch, rows=zeros, own_us=zeros, rate=_rate(state))

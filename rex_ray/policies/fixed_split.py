@@ -11,7 +11,7 @@ import numpy as np
 from rex_ray.core.apportion import apportion
 from rex_ray.core.errors import ConfigError, InfeasibleError, nearest_name_hint
 from rex_ray.core.observations import AllocationApplied, StepObserved
-from rex_ray.core.types import Allocation, Problem
+from rex_ray.core.types import Allocation, BoolArray, Problem
 from rex_ray.policies.base import Reallocate
 from rex_ray.policies.limits import equal_shares, share_bounds
 from rex_ray.policies.seams import Model, Shares
@@ -60,9 +60,9 @@ class FixedSplit:
         except ConfigError as error:
             raise InfeasibleError(str(error)) from error
 
-    def observe(self, state: Problem, step: StepObserved) -> Problem:
+    def observe(self, state: Problem, step: StepObserved, use: BoolArray | None = None) -> Problem:
         """Learn nothing."""
-        del step
+        del step, use
         return state
 
     def propose(self, state: Problem) -> Reallocate | str:

@@ -51,7 +51,7 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy[A
     for option, value in given.items():
         if option not in known:
             raise ConfigError(f"policy {name!r} has no option {option!r}{nearest_name_hint(option, known)}")
-        if known[option] is not None:  # an option without a number for its default is judged by its policy
+        if isinstance(known[option], int | float):  # any other option is judged by its policy
             _check_number(name, option, value, known[option])
     cooldown_steps = int(given.pop("cooldown_steps", 0))
     hysteresis_gain = float(given.pop("hysteresis_gain", 0.0))
@@ -70,7 +70,11 @@ def _builder(name: str) -> Callable[..., Policy[Any]]:
 
 
 def _check_number(name: str, option: str, value: object, default: float) -> None:
-    """A whole number stays one: 6.5 steps are nobody's intention."""
+    """A whole number stays one: 6.5 steps are nobody's intention. Nor is 1 a yes."""
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ConfigError(f"option {option!r} of policy {name!r} must be true or false, got {value!r}")
+        return
     whole = isinstance(default, int)
     wanted = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, wanted):

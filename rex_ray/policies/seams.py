@@ -13,11 +13,12 @@ from typing import Protocol, TypeVar
 
 import numpy.typing as npt
 
-from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved
-from rex_ray.core.types import Allocation, FloatArray, Problem
-from rex_ray.policies.base import Reallocate, Search
+from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved, TrialRequested
+from rex_ray.core.search_problem import SearchKind, SearchProblem
+from rex_ray.core.types import Allocation, BoolArray, FloatArray, Problem
+from rex_ray.policies.base import Finding, Reallocate, Search, TellTrial
 
-__all__ = ["Alarm", "BatchPlan", "Growth", "Model", "SearchPart", "Shares", "Split", "Trigger"]
+__all__ = ["Alarm", "BatchPlan", "Growth", "Model", "SearchPart", "SearchView", "Shares", "Split", "Trigger"]
 
 GrowthT = TypeVar("GrowthT")
 SplitT = TypeVar("SplitT")
@@ -27,19 +28,27 @@ SearchT = TypeVar("SearchT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """A global batch size that growth asks for, with the learning-rate factor that goes with it."""
+    """A global batch size that growth asks for, with the learning-rate factor that goes with it.
+
+    ``predicted_gain`` is what it saves of the time to a reference row's worth of progress, ``1 - goodput now / then``.
+    """
 
     global_batch_size: int
     lr_factor: float
     reason: str = ""
+    predicted_gain: float | None = None
     evidence: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """A trigger's verdict: some ranks take ``factors[rank]`` times as long as before, and it will last."""
+    """A trigger's verdict: some ranks take ``factors[rank]`` times as long as before, and it will last.
+
+    Where all do by about the same factor, no shares are better than the present ones, and the split says so.
+    """
 
     factors: Mapping[int, float]
+    verdict: str
     reason: str
     evidence: Mapping[str, float] = field(default_factory=dict)
 
@@ -52,6 +61,19 @@ class Shares:
     step_time_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchView:
+    """What the parts beside a search say at this step.
+
+    Attributes:
+        offer: shares that the split would move to.
+        alarm: a change of speed that the trigger has just found: what runs is measured afresh.
+    """
+
+    offer: Reallocate | None = None
+    alarm: Alarm | None = None
+
+
 class Model(Protocol):
     """What a split has learnt about times, for the parts beside it to ask."""
 
@@ -60,7 +82,14 @@ class Model(Protocol):
         ...
 
     def step_time_s(self, global_batch_size: int) -> float | None:
-        """Return the step time of the best split of so many rows in seconds; None while unknown."""
+        """Return the slowest own time under the best split of so many rows in seconds; None while unknown.
+
+        The reduction's time comes on top; who compares batches adds it.
+        """
+        ...
+
+    def search_problem(self, kind: SearchKind, incumbent: tuple[int, ...], max_trials: int) -> SearchProblem | None:
+        """Return what a search for better shares than ``incumbent`` would be asked; None while it cannot be."""
         ...
 
 
@@ -71,8 +100,10 @@ class Growth(Protocol[GrowthT]):
         """Begin with a worker group, at the resumed global batch size where there is one."""
         ...
 
-    def observe(self, state: GrowthT, step: StepObserved, model: Model | None) -> tuple[BatchPlan | None, GrowthT]:
-        """Judge a step; return the global batch to change to, or None."""
+    def observe(
+        self, state: GrowthT, step: StepObserved, model: Model | None
+    ) -> tuple[BatchPlan | Finding | None, GrowthT]:
+        """Judge a step; return the global batch to change to, what a judgement found, or None where none was due."""
         ...
 
     def applied(self, state: GrowthT, applied: AllocationApplied) -> GrowthT:
@@ -89,12 +120,12 @@ class Split(Protocol[SplitT]):
         """Begin with a worker group: its first shares."""
         ...
 
-    def observe(self, state: SplitT, step: StepObserved) -> SplitT:
-        """Learn from a step."""
+    def observe(self, state: SplitT, step: StepObserved, use: BoolArray | None = None) -> SplitT:
+        """Learn from a step; ``use`` says which ranks' times are beyond suspicion, shape ``[n]``, default all."""
         ...
 
-    def propose(self, state: SplitT) -> Reallocate | str:
-        """Return better shares of the present global batch, or say why there are none."""
+    def propose(self, state: SplitT) -> Reallocate | Finding | str:
+        """Return better shares of the present global batch, what a new review found, or why there are none."""
         ...
 
     def plan(self, state: SplitT, global_batch_size: int) -> Shares:
@@ -121,8 +152,14 @@ class Trigger(Protocol[TriggerT]):
         """Begin with a worker group."""
         ...
 
-    def observe(self, state: TriggerT, step: StepObserved, model: Model | None) -> tuple[Alarm | None, TriggerT]:
+    def observe(
+        self, state: TriggerT, step: StepObserved, model: Model | None
+    ) -> tuple[Alarm | Finding | None, TriggerT]:
         """Judge a step's own times against the expected ones."""
+        ...
+
+    def trusted(self, state: TriggerT) -> BoolArray | None:
+        """Return which ranks' newest times are beyond suspicion, shape ``[n]``; None: all of them."""
         ...
 
     def applied(self, state: TriggerT, applied: AllocationApplied) -> TriggerT:
@@ -137,10 +174,28 @@ class SearchPart(Protocol[SearchT]):
         """Begin with a worker group."""
         ...
 
-    def seek(self, state: SearchT, offer: Reallocate | None, model: Model | None) -> tuple[Search | None, SearchT]:
-        """Ask for a search, given what the split offers at this step, or None."""
+    def busy(self, state: SearchT) -> bool:
+        """Whether trials are being measured: the split holds its offers back until they are, but for an alarm's."""
         ...
 
-    def answer(self, state: SearchT, result: SearchResult, model: Model | None) -> tuple[Reallocate | str, SearchT]:
+    def observe(
+        self, state: SearchT, step: StepObserved, model: Model | None, look: SearchView
+    ) -> tuple[Search | TellTrial | Reallocate | Finding | None, SearchT]:
+        """Judge a step: ask for a search, time a trial, or put measured shares in place (or back)."""
+        ...
+
+    def trial(
+        self, state: SearchT, requested: TrialRequested, model: Model | None
+    ) -> tuple[Reallocate | TellTrial | Finding, SearchT]:
+        """Run a candidate, or refuse it by telling the search that it is worth nothing (an objective of ``inf``)."""
+        ...
+
+    def answer(
+        self, state: SearchT, result: SearchResult, model: Model | None
+    ) -> tuple[Reallocate | Finding | str, SearchT]:
         """Turn a search's result into a proposal, or say why not."""
+        ...
+
+    def applied(self, state: SearchT, applied: AllocationApplied) -> SearchT:
+        """Take note of what the group now runs."""
         ...

@@ -6,21 +6,23 @@ events and commands are the production code's. Training itself is not simulated:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from rex_ray.control.assembly import StepAssembler
-from rex_ray.control.commands import ApplyAllocation, Command
+from rex_ray.control.commands import ApplyAllocation, CancelSearch, Command, StartSearch, TellTrial
 from rex_ray.control.controller import Controller
-from rex_ray.control.events import Event, GroupStarted, RunEnded, Ticked
+from rex_ray.control.events import Event, GroupStarted, RunEnded, SearchFailed, Ticked
 from rex_ray.control.notes import Note
 from rex_ray.core.apportion import rows_per_rank
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import Allocation, FloatArray, StepFlag, StepRecord
 from rex_ray.sim.world import Scenario
 
-__all__ = ["SimulatedRun", "simulate"]
+__all__ = ["Learner", "Searcher", "SimulatedRun", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,19 +48,57 @@ class SimulatedRun:
     total_s: float
 
 
-def simulate(controller: Controller, scenario: Scenario, *, num_steps: int) -> SimulatedRun:
+class Learner(Protocol):
+    """What training would make of the steps: gradient norms for the controller to see, and progress."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the target is reached; the run ends there."""
+        ...
+
+    def norms(self, step: int, num_rows: Sequence[int]) -> tuple[FloatArray, float] | None:
+        """Return ``|g_i|^2 b_i`` per rank, shape ``[n]``, and ``|g|^2`` of this step; None where not measured."""
+        ...
+
+    def advance(self, num_rows: int, lr_factor: float) -> None:
+        """Take one optimizer step of so many rows."""
+        ...
+
+
+class Searcher(Protocol):
+    """Who runs searches. Answers arrive ``latency_steps`` later, as they do from a live helper process."""
+
+    latency_steps: int
+
+    def carry_out(self, command: StartSearch | TellTrial | CancelSearch) -> Sequence[Event]:
+        """Take a command; return the events that it leads to."""
+        ...
+
+
+def simulate(
+    controller: Controller,
+    scenario: Scenario,
+    *,
+    num_steps: int,
+    learner: Learner | None = None,
+    searcher: Searcher | None = None,
+) -> SimulatedRun:
     """Drive ``controller`` through ``num_steps`` optimizer steps of ``scenario``, from a fresh group to the end.
 
     Args:
         controller: a fresh one.
         scenario: cluster and problem.
-        num_steps: steps to run; epochs follow from the data set's size.
+        num_steps: most steps to run; epochs follow from the data set's size.
+        learner: what training makes of the steps; None: no norms are seen, and nothing ends early.
+        searcher: who runs searches; None: every search fails at once, as it does without a helper.
 
     Raises:
         IllegalEventError: the controller is not fresh.
     """
-    group = _Group(controller, scenario)
+    group = _Group(controller, scenario, learner, searcher)
     for step in range(num_steps):
+        if learner is not None and learner.is_done:
+            break
         group.run_step(step)
     group.tell(RunEnded(reason="finished"))
     return SimulatedRun(
@@ -78,6 +118,9 @@ class _Group:
 
     controller: Controller
     scenario: Scenario
+    learner: Learner | None = None
+    searcher: Searcher | None = None
+    answers: list[tuple[int, Event]] = field(default_factory=list)
     now_s: float = 0.0
     ticked_s: float = 0.0
     cursor: int = 0
@@ -110,7 +153,23 @@ class _Group:
                 known = self.mailbox[1] if self.mailbox else self.allocations[-1][1] if self.allocations else None
                 if known is None or command.allocation.version > known.version:
                     self.mailbox = (step + self.scenario.switch_lag_steps, command.allocation)
+            elif isinstance(command, StartSearch | TellTrial | CancelSearch):
+                self.answers.extend(self._searched(command, step))
         return commands
+
+    def _searched(self, command: StartSearch | TellTrial | CancelSearch, step: int) -> list[tuple[int, Event]]:
+        if self.searcher is not None:
+            due = step + self.searcher.latency_steps
+            return [(due, event) for event in self.searcher.carry_out(command)]
+        if isinstance(command, StartSearch):
+            return [(step, SearchFailed(search_id=command.search_id, reason="there is no search helper"))]
+        return []
+
+    def hear_answers(self, step: int) -> None:
+        """Give the controller every answer of a search that is due; an answer may lead to further ones."""
+        while due := [answer for answer in self.answers if answer[0] <= step]:
+            self.answers.remove(due[0])
+            self.tell(due[0][1], step)
 
     def run_step(self, step: int) -> None:
         """Run one optimizer step and tell the controller of it, and of the time that it took."""
@@ -123,6 +182,7 @@ class _Group:
         left = scenario.problem.dataset_size - self.cursor
         num_rows = min(allocation.global_batch_size, left)
         rows = rows_per_rank(num_rows, allocation.local_batch_sizes)
+        norms = None if self.learner is None else self.learner.norms(step, rows)
         flags = StepFlag.WARM_UP if step < self.settled_from else StepFlag.NONE
         if num_rows < allocation.global_batch_size:
             flags |= StepFlag.PARTIAL
@@ -140,6 +200,9 @@ class _Group:
                 compute_s=float(own_s[rank]),
                 sync_s=step_s - float(own_s[rank]),
                 step_s=step_s,
+                weighted_sq_norm=None if norms is None else float(norms[0][rank]),
+                num_groups=int(rows[rank] > 0),
+                global_sq_norm=None if norms is None or rank else norms[1],
                 flags=flags,
             )
             for rank in range(len(rows))
@@ -147,6 +210,8 @@ class _Group:
         self.now_s += step_s
         self.own_s.append(own_s)
         self.step_s.append(step_s)
+        if self.learner is not None:
+            self.learner.advance(num_rows, allocation.lr_factor)
         self._move_on(num_rows)
         for observed in self.assembler.add(records):
             self.steps.append(observed)
@@ -154,6 +219,7 @@ class _Group:
         if self.now_s - self.ticked_s >= scenario.tick_interval_s:
             self.ticked_s = self.now_s
             self.tell(Ticked(now_us=round(self.now_s * 1e6)), step)
+        self.hear_answers(step)
 
     def _move_on(self, num_rows: int) -> None:
         self.cursor += num_rows

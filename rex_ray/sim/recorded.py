@@ -120,6 +120,7 @@ def _records(step: StepObserved) -> list[StepRecord]:
             sync_s=int(step.sync_us[rank]) / 1e6,
             step_s=int(step.step_us[rank]) / 1e6,
             weighted_sq_norm=None if step.weighted_sq_norm is None else float(step.weighted_sq_norm[rank]),
+            num_norm_steps=step.num_norm_steps,
             num_groups=1 if step.num_groups is None else int(step.num_groups[rank]),
             global_sq_norm=step.global_sq_norm if rank == 0 else None,
             loss=step.loss,

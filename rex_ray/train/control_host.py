@@ -254,7 +254,7 @@ class ControlHost:
             case StartSearch(search_id=search_id):
                 self.handle(SearchFailed(search_id=search_id, reason="there is no search helper"))
             case TellTrial() | CancelSearch():
-                pass  # no search is ever under way
+                pass  # without a helper no search is ever under way
             case RequestWorldSize(num_workers=num_workers, reason=reason):
                 logger.warning("the policy asks for %d workers (%s); resizing is up to you", num_workers, reason)
             case RequestCheckpoint(reason=reason):

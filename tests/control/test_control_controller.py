@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from control_worlds import Restless, allocations_in, problem_of, started, step_of
 from hypothesis import settings
@@ -19,7 +21,6 @@ from rex_ray.control.events import (
     GroupStarted,
     MetricReported,
     RunEnded,
-    SearchFailed,
     SearchFinished,
     StepObserved,
     TelemetryGap,
@@ -27,12 +28,14 @@ from rex_ray.control.events import (
     TrialProposed,
     WorkerLost,
 )
-from rex_ray.control.notes import Applied, Decided, Deferred, Dropped, Measured, Refused, Withdrawn
+from rex_ray.control.notes import Applied, Decided, Deferred, Dropped, Found, Measured, Refused, Withdrawn
 from rex_ray.control.phases import Ended, Phase, Running, Starting, Switching, Waiting
 from rex_ray.control.vocabulary import CODEC
+from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.errors import IllegalEventError, InfeasibleError
+from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.types import Allocation, StepFlag
-from rex_ray.policies.base import ChangeGlobalBatch, Keep, Proposal, Reallocate, RequestWorldSize, Search
+from rex_ray.policies.base import ChangeGlobalBatch, Finding, Keep, Proposal, Reallocate, RequestWorldSize, Search
 from rex_ray.policies.registry import make_policy
 
 SECOND = 1_000_000
@@ -300,13 +303,27 @@ def test_a_change_is_measured_against_what_was_before():
     assert measured.gain == pytest.approx(0.3)
 
 
-def test_searches_are_started_answered_once_and_called_off_with_their_group():
-    search = Search(
-        proposal=Proposal(local_batch_sizes=(20, 12)), sizes=(16,), predicted_s=((0.1,), (0.1,)), reason="?"
+def search_for(plan: tuple[int, ...]) -> Search:
+    curve = StepTimeCurve(knot_rows=np.array([0.0, 64.0]), knot_s=np.array([0.1, 0.5]), max_trusted_rows=128)
+    problem = SearchProblem(
+        kind="measured",
+        plan=plan,
+        incumbent=(16, 16),
+        lower=(1, 1),
+        upper=(64, 64),
+        shapes=(curve,),
+        shape_of=(0, 0),
+        scales=(1.0, 1.5),
+        max_trials=10,
     )
+    return Search(problem=problem, reason="?")
+
+
+def test_searches_are_started_answered_once_and_called_off_with_their_group():
+    search = search_for((20, 12))
     controller = running(Scripted(search, search))
     (start,) = controller.handle(step_of(0, 1))
-    assert start.search_id == "g/1/32"
+    assert start.search_id.startswith("g/1/32/measured/")
     assert controller.handle(step_of(1, 1)) == (), "one search is enough"
     done = SearchFinished(search_id=start.search_id, local_batch_sizes=(20, 12), objective=-2.0)
     controller.handle(done)
@@ -319,12 +336,35 @@ def test_searches_are_started_answered_once_and_called_off_with_their_group():
     commands = other.handle(started("h"))
     assert [type(command).__name__ for command in commands] == ["CancelSearch", "ApplyAllocation"]
 
-    third = running(Scripted(search))
-    third.handle(step_of(0, 1))
-    (cancel,) = third.handle(TrialProposed(search_id="g/1/32", trial=0, local_batch_sizes=(8, 24)))
-    assert type(cancel).__name__ == "CancelSearch"
-    third.handle(SearchFailed(search_id="g/1/32", reason="late"))
-    assert third.state.dropped == {"result of a stale search": 1}
+
+def test_a_trial_is_the_policys_to_run_and_any_other_switch_ends_the_search():
+    controller = running(Scripted(search_for((20, 12)), *[Keep(reason="-")] * 3, move(24, 8)))
+    (start,) = controller.handle(step_of(0, 1))
+    controller.handle(TrialProposed(search_id=start.search_id, trial=0, local_batch_sizes=(8, 24)))
+    assert controller.state.last_reason == "saw TrialRequested"
+    commands = [command for step in range(1, 6) for command in controller.handle(step_of(step, 1))]
+    assert [type(command).__name__ for command in commands] == ["CancelSearch", "ApplyAllocation"]
+    controller.handle(TrialProposed(search_id=start.search_id, trial=1, local_batch_sizes=(8, 24)))
+    assert controller.state.dropped == {"trial of a stale search": 1}
+
+    mine = replace(move(24, 8), search_id="?")
+    controller = running(Scripted(search_for((20, 12)), mine))
+    (start,) = controller.handle(step_of(0, 1))
+    (apply,) = controller.handle(step_of(1, 1))
+    assert type(apply).__name__ == "ApplyAllocation", "a search's own switch does not end it"
+
+
+def test_findings_are_noted_when_their_verdict_changes_and_then_ever_more_rarely():
+    def keep(verdict):
+        return Keep(reason="-", findings=(Finding(part="growth", verdict=verdict, reason="because"),))
+
+    controller = running(Scripted(*[keep("keep")] * 9, keep("unknown"), keep("keep")))
+    for step in range(11):
+        controller.handle(step_of(step, 1))
+    found = [
+        (note.step, note.finding.verdict, note.count) for note in controller.take_notes() if isinstance(note, Found)
+    ]
+    assert found == [(0, "keep", 1), (1, "keep", 2), (3, "keep", 4), (7, "keep", 8), (9, "unknown", 1), (10, "keep", 1)]
 
 
 def test_another_world_size_is_asked_for_and_not_waited_for():

@@ -1,0 +1,67 @@
+"""What a search for better shares is asked: one value that policy, journal and helper process share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from rex_ray.core.curves import StepTimeCurve
+
+__all__ = ["SearchKind", "SearchProblem"]
+
+SearchKind: TypeAlias = Literal["model", "measured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SearchProblem:
+    """Find shares of one global batch whose slowest rank is faster than under ``plan``.
+
+    Attributes:
+        kind: ``"model"`` judges candidates by the curves alone; ``"measured"`` asks for each to be run.
+        plan: the exact split on the curves: the first trial, and what a failed search falls back to.
+        incumbent: the shares that the group runs.
+        lower: fewest rows per rank.
+        upper: most rows per rank, within memory and the curves' reach.
+        shapes: the distinct curves, each at scale 1.
+        shape_of: index into ``shapes`` per rank.
+        scales: factor on the rank's shape.
+        max_trials: candidates to look at, ``plan`` included.
+    """
+
+    kind: SearchKind
+    plan: tuple[int, ...]
+    incumbent: tuple[int, ...]
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    shapes: tuple[StepTimeCurve, ...]
+    shape_of: tuple[int, ...]
+    scales: tuple[float, ...]
+    max_trials: int
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows to share out."""
+        return sum(self.plan)
+
+    def curves(self) -> tuple[StepTimeCurve, ...]:
+        """Return every rank's curve."""
+        return tuple(
+            replace(self.shapes[shape], scale=scale) for shape, scale in zip(self.shape_of, self.scales, strict=True)
+        )
+
+    @staticmethod
+    def condense(
+        curves: Sequence[StepTimeCurve],
+    ) -> tuple[tuple[StepTimeCurve, ...], tuple[int, ...], tuple[float, ...]]:
+        """Return ``(shapes, shape_of, scales)`` of every rank's curve: workers of one kind share their arrays."""
+        index: dict[tuple[int, int], int] = {}
+        shapes: list[StepTimeCurve] = []
+        shape_of = []
+        for curve in curves:
+            key = (id(curve.knot_rows), id(curve.knot_s))
+            if key not in index:
+                index[key] = len(shapes)
+                shapes.append(replace(curve, scale=1.0))
+            shape_of.append(index[key])
+        return tuple(shapes), tuple(shape_of), tuple(curve.scale for curve in curves)

@@ -1,0 +1,283 @@
+"""REX's split: measured curves, and the exact min-max solution on them. Alone it finds balance and keeps it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rex_ray.core.curves import StepTimeCurve
+from rex_ray.core.errors import ConfigError, InfeasibleError
+from rex_ray.core.observations import AllocationApplied, StepObserved
+from rex_ray.core.search_problem import SearchKind, SearchProblem
+from rex_ray.core.split import CurveSet, SplitPlan, exact_split
+from rex_ray.core.step_time import WINDOW, StepTimeBook
+from rex_ray.core.types import Allocation, BoolArray, FloatArray, IntArray, Problem, StepFlag, read_only
+from rex_ray.policies.base import Finding, Proposal, Reallocate
+from rex_ray.policies.limits import equal_shares, resumed_shares, share_bounds
+from rex_ray.policies.seams import Model, Shares
+
+__all__ = ["SplineModel", "SplineSplit", "SplineSplitState"]
+
+_MIN_SPREAD = 0.005
+"""Relative sd of own times below which no few samples are believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SplineSplitState:
+    """What is known about times, and how far the present shares have been judged.
+
+    Attributes:
+        problem: the group and its limits.
+        book: own times per rank and size.
+        sizes: shares that the group is known to run, or None before its first step.
+        num_clean: clean steps under these shares.
+        recent_log_s: log own times of the newest of those steps, shape ``[<= 32, n]``.
+        offer: better shares that the last review found; stands until applied or reviewed again.
+        verdict: what the last review said when it found none.
+        evidence: its figures.
+        is_new: that review took place at the newest step.
+    """
+
+    problem: Problem
+    book: StepTimeBook
+    sizes: tuple[int, ...] | None
+    num_clean: int
+    recent_log_s: FloatArray
+    offer: Reallocate | None = None
+    verdict: str = "too few clean steps yet"
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SplineModel:
+    """The book's answers to the parts beside the split."""
+
+    problem: Problem
+    book: StepTimeBook
+
+    def own_s(self, num_rows: npt.ArrayLike) -> FloatArray | None:
+        """Return every rank's expected own time, or None while some rank's curve is unknown."""
+        if not _all_known(self.book):
+            return None
+        return CurveSet(self.book.curves()).own_s(np.asarray(num_rows, dtype=np.int64))
+
+    def step_time_s(self, global_batch_size: int) -> float | None:
+        """Return the step time of the exact split, or None while it is unknown or impossible."""
+        plan = _exact_plan(self.problem, self.book, global_batch_size)
+        return None if plan is None else plan.step_time_s
+
+    def search_problem(self, kind: SearchKind, incumbent: tuple[int, ...], max_trials: int) -> SearchProblem | None:
+        """Return the search around the exact split of the incumbent's rows, or None while that is unknown."""
+        plan = _exact_plan(self.problem, self.book, sum(incumbent))
+        if plan is None:
+            return None
+        curves = self.book.curves()
+        lower, upper = _bounds(self.problem, curves, sum(incumbent))
+        shapes, shape_of, scales = SearchProblem.condense(curves)
+        return SearchProblem(
+            kind=kind,
+            plan=plan.local_batch_sizes,
+            incumbent=incumbent,
+            lower=tuple(lower.tolist()),
+            upper=tuple(upper.tolist()),
+            shapes=shapes,
+            shape_of=shape_of,
+            scales=scales,
+            max_trials=max_trials,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplineSplit:
+    """Fit, solve exactly, move, measure again: each round corrects the curves where the last one used them.
+
+    The present shares are reviewed after ``min_steps`` clean steps, after twice as many, and so on up to every
+    ``max_review_steps``. A move must promise more than ``min_gain`` and more than the noise of what was measured can
+    feign, so the first, large move comes early and small corrections wait until they are sure.
+
+    Attributes:
+        min_gain: least predicted fraction of step time saved.
+        min_steps: clean steps of an allocation before its first review.
+        max_review_steps: longest distance of two reviews in clean steps.
+        num_sigmas: how many standard errors of the slowest rank's median a predicted gain must exceed.
+        autocorrelation: assumed lag-1 correlation of own times; shared clusters have .6 to .9.
+    """
+
+    min_gain: float = 0.03
+    min_steps: int = 6
+    max_review_steps: int = 96
+    num_sigmas: float = 2.0
+    autocorrelation: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.min_gain < 1.0:
+            raise ConfigError(f"min_gain must be a fraction of step time in [0, 1), got {self.min_gain}")
+        if not 1 <= self.min_steps <= self.max_review_steps:
+            raise ConfigError(
+                f"min_steps must be at least 1 and at most max_review_steps ({self.max_review_steps}), "
+                f"got {self.min_steps}"
+            )
+        if self.num_sigmas < 0 or not 0 <= self.autocorrelation < 1:
+            raise ConfigError(
+                f"num_sigmas must not be negative and autocorrelation must lie in [0, 1), "
+                f"got {self.num_sigmas} and {self.autocorrelation}"
+            )
+
+    def init(
+        self, problem: Problem, prior: SplineSplitState | None, current: Allocation | None, global_batch_size: int
+    ) -> tuple[tuple[int, ...], SplineSplitState]:
+        """Begin with the shares resumed from, else those that curves learnt earlier ask for, else equal ones."""
+        devices = tuple(worker.device for worker in problem.workers)
+        book = prior.book.carry_over(devices) if prior else StepTimeBook.empty(devices)
+        shares = resumed_shares(problem, current, global_batch_size)
+        if shares is None:
+            plan = _exact_plan(problem, book, global_batch_size)
+            shares = plan.local_batch_sizes if plan else equal_shares(problem, global_batch_size)
+        state = SplineSplitState(
+            problem=problem, book=book, sizes=None, num_clean=0, recent_log_s=_no_steps(problem.num_workers)
+        )
+        return shares, state
+
+    def observe(self, state: SplineSplitState, step: StepObserved, use: BoolArray | None = None) -> SplineSplitState:
+        """Take a clean step into the book; review the shares when their time has come."""
+        if step.flags != StepFlag.NONE:
+            return replace(state, is_new=False) if state.is_new else state
+        own_s = step.own_us * 1e-6
+        book = state.book.observe(step.num_rows, own_s, use)
+        if state.sizes is None or tuple(step.num_rows.tolist()) != state.sizes:
+            return replace(state, book=book, is_new=False)
+        log_s = np.log(np.maximum(own_s, 1e-6))[None]
+        state = SplineSplitState(
+            problem=state.problem,
+            book=book,
+            sizes=state.sizes,
+            num_clean=state.num_clean + 1,
+            recent_log_s=read_only(np.concatenate([state.recent_log_s[1 - WINDOW :], log_s]), np.float64),
+            offer=state.offer,
+            verdict=state.verdict,
+            evidence=state.evidence,
+        )
+        return self._review(state) if self._is_due(state.num_clean) else state
+
+    def propose(self, state: SplineSplitState) -> Reallocate | Finding | str:
+        """Offer what the last review found; a review that found nothing better is told of once."""
+        if state.offer is not None:
+            return state.offer
+        if not state.is_new:
+            return state.verdict
+        return Finding(part="split", verdict="keep", reason=state.verdict, evidence=dict(state.evidence))
+
+    def plan(self, state: SplineSplitState, global_batch_size: int) -> Shares:
+        """Return the exact split of another batch, equal shares while the curves are unknown or do not reach."""
+        plan = _exact_plan(state.problem, state.book, global_batch_size)
+        if plan is None:
+            return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size))
+        return Shares(local_batch_sizes=plan.local_batch_sizes, step_time_s=plan.step_time_s)
+
+    def rescale(self, state: SplineSplitState, factors: Mapping[int, float]) -> SplineSplitState:
+        """Move the scales of ranks that a trigger names, and review at once: its test stands for the clean steps."""
+        book = state.book
+        for rank, factor in factors.items():
+            book = book.rescale(rank, factor)
+        return self._review(replace(_unjudged(state), book=book), confident=True)
+
+    def applied(self, state: SplineSplitState, applied: AllocationApplied) -> SplineSplitState:
+        """Begin to judge the shares that the group now runs."""
+        return replace(_unjudged(state), sizes=applied.allocation.local_batch_sizes)
+
+    def model(self, state: SplineSplitState) -> Model | None:
+        """Return the book's curves."""
+        return SplineModel(problem=state.problem, book=state.book)
+
+    def _is_due(self, num_clean: int) -> bool:
+        doublings, rest = divmod(num_clean, self.min_steps)
+        if num_clean >= self.max_review_steps:
+            return num_clean % self.max_review_steps == 0
+        return rest == 0 and doublings & (doublings - 1) == 0
+
+    def _review(self, state: SplineSplitState, *, confident: bool = False) -> SplineSplitState:
+        """Compare the present shares with the exact split on today's curves."""
+        if state.sizes is None:
+            return state
+        plan = _exact_plan(state.problem, state.book, sum(state.sizes))
+        if plan is None:
+            return replace(state, offer=None, verdict="some rank's times are unknown", evidence={}, is_new=True)
+        now_s = float(CurveSet(state.book.curves()).own_s(np.array(state.sizes)).max())
+        gain = 1.0 - plan.step_time_s / now_s
+        needed = self.min_gain if confident else max(self.min_gain, self.num_sigmas * self._standard_error(state))
+        evidence = {
+            "step_time_s": now_s,
+            "planned_step_time_s": plan.step_time_s,
+            "gain": gain,
+            "needed_gain": needed,
+            "num_clean_steps": float(state.num_clean),
+        }
+        if gain <= needed or plan.local_batch_sizes == state.sizes:
+            verdict = f"another split would save {max(gain, 0.0):.1%} of {now_s:.4g} s, not more than {needed:.1%}"
+            return replace(state, offer=None, verdict=verdict, evidence=evidence, is_new=True)
+        offer = Reallocate(
+            proposal=Proposal(local_batch_sizes=plan.local_batch_sizes),
+            reason=f"the exact split on the measured curves saves {gain:.1%} of {now_s:.4g} s",
+            predicted_gain=gain,
+            evidence=evidence,
+        )
+        return replace(state, offer=offer)
+
+    def _standard_error(self, state: SplineSplitState) -> float:
+        """Relative standard error of the noisiest rank's median own time, as far as so few steps can tell.
+
+        A median has 1.25 times the error of a mean, and a step that resembles the last one counts for less. The
+        spread is taken from the median deviation: a pause of the garbage collector is no reason to doubt the rest.
+        """
+        count = len(state.recent_log_s)
+        if count < 2:
+            return _MIN_SPREAD
+        deviations = np.abs(state.recent_log_s - np.median(state.recent_log_s, axis=0))
+        spread = max(1.4826 * float(np.median(deviations, axis=0).max()), _MIN_SPREAD)
+        effective = count * (1 - self.autocorrelation) / (1 + self.autocorrelation)
+        return 1.25 * spread / math.sqrt(effective)
+
+
+def _unjudged(state: SplineSplitState) -> SplineSplitState:
+    blank = _no_steps(state.problem.num_workers)
+    return replace(
+        state,
+        num_clean=0,
+        recent_log_s=blank,
+        offer=None,
+        verdict="too few clean steps yet",
+        evidence={},
+        is_new=False,
+    )
+
+
+def _no_steps(num_workers: int) -> FloatArray:
+    return np.zeros((0, num_workers))
+
+
+def _all_known(book: StepTimeBook) -> bool:
+    return all(book.num_sizes(rank) > 0 for rank in range(len(book.devices)))
+
+
+def _exact_plan(problem: Problem, book: StepTimeBook, global_batch_size: int) -> SplitPlan | None:
+    """Return the exact split within the ranks' limits and the curves' reach, or None where there is none."""
+    if not _all_known(book):
+        return None
+    curves = book.curves()
+    lower, upper = _bounds(problem, curves, global_batch_size)
+    try:
+        return exact_split(curves, global_batch_size, lower.tolist(), upper.tolist())
+    except InfeasibleError:
+        return None
+
+
+def _bounds(problem: Problem, curves: Sequence[StepTimeCurve], global_batch_size: int) -> tuple[IntArray, IntArray]:
+    """Return the ranks' limits, the upper ones within the curves' reach."""
+    lower, upper = share_bounds(problem, global_batch_size)
+    reach = np.array([curve.max_trusted_rows for curve in curves], dtype=np.int64)
+    return lower, np.maximum(np.minimum(upper, reach), lower)
