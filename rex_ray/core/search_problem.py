@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from rex_ray.core.curves import StepTimeCurve
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["SearchKind", "SearchProblem"]
+from rex_ray.core.curves import StepTimeCurve
+from rex_ray.core.types import FloatArray
+
+__all__ = ["SPREAD_WEIGHT", "SearchKind", "SearchProblem", "objective_of"]
 
 SearchKind: TypeAlias = Literal["model", "measured"]
+
+SPREAD_WEIGHT = 0.25
+"""What a fully idle group would add to the objective. The slowest rank alone leaves a search blind to every candidate
+that moves rows among the others; this little slope tells it which way is downhill (a choice, not a measurement)."""
+
+
+def objective_of(own_s: npt.ArrayLike) -> float:
+    """Return what a search minimises: ``log max_i t_i + 0.25 (1 - mean_i t_i / max_i t_i)``.
+
+    Measured trials and curves are judged by the same function, so that both may stand in one search.
+
+    Args:
+        own_s: seconds per rank, shape ``[n]``; ranks without rows (0) count neither as slow nor as idle.
+
+    Returns:
+        Log seconds; ``inf`` where no rank has a positive, finite time.
+    """
+    times: FloatArray = np.asarray(own_s, dtype=np.float64)
+    busy = times[times > 0]
+    if busy.size == 0 or not np.isfinite(busy).all():
+        return math.inf
+    slowest = float(busy.max())
+    return math.log(slowest) + SPREAD_WEIGHT * (1.0 - float(busy.mean()) / slowest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
