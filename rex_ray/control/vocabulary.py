@@ -5,7 +5,7 @@ from __future__ import annotations
 from rex_ray.control import commands, events, notes, phases
 from rex_ray.control.codec import Codec
 from rex_ray.core import curves, search_problem, step_time, types
-from rex_ray.policies import base, composition, dlb, seams, spline_split, wrappers
+from rex_ray.policies import base, composition, dlb, rollback, seams, spline_split, wrappers
 
 __all__ = ["CODEC"]
 
@@ -64,6 +64,7 @@ CODEC = Codec(
         composition.CompositionState,
         dlb.EpochSplitState,
         spline_split.SplineSplitState,
+        rollback.RollBackState,
         seams.Shares,
         wrappers.CooldownState,
     ]

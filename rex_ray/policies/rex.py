@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias, get_args
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.policies.base import Part
+from rex_ray.policies.base import Part, Policy
 from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.fixed_split import FixedSplit
+from rex_ray.policies.rollback import RollBack
 from rex_ray.policies.spline_split import SplineSplit
 
 __all__ = ["PartMode", "rex"]
@@ -19,7 +20,7 @@ __all__ = ["PartMode", "rex"]
 PartMode: TypeAlias = Literal["auto", "advise", "off"]
 
 
-def rex(
+def rex(  # noqa: PLR0913 - options by name, each with its default
     *,
     growth: PartMode = "auto",
     split: PartMode = "auto",
@@ -29,7 +30,8 @@ def rex(
     min_steps: int = 6,
     max_review_steps: int = 96,
     num_sigmas: float = 2.0,
-) -> Composition[Any, Any, Any, Any]:
+    rollback: bool = True,
+) -> Policy[Any]:
     """REX's method; see the parts for their options.
 
     Args:
@@ -41,6 +43,7 @@ def rex(
         min_steps: see ``SplineSplit``.
         max_review_steps: see ``SplineSplit``.
         num_sigmas: see ``SplineSplit``.
+        rollback: whether shares that measure worse are taken back, see ``RollBack``.
 
     Raises:
         ConfigError: a mode that there is not, or a value that cannot work.
@@ -52,7 +55,7 @@ def rex(
     measured = SplineSplit(
         min_gain=min_gain, min_steps=min_steps, max_review_steps=max_review_steps, num_sigmas=num_sigmas
     )
-    return Composition(
+    method: Policy[Any] = Composition(
         name="rex",
         growth=FixedBatch(),
         split=FixedSplit() if split == "off" else measured,
@@ -60,3 +63,4 @@ def rex(
         search=NoSearch(),
         advising=frozenset(part for part, mode in modes.items() if mode == "advise"),
     )
+    return RollBack(method) if rollback else method

@@ -1,0 +1,218 @@
+"""Takes back what measured worse: a re-split is a bet on the curves, and the group's own steps decide it.
+
+The wrapped policy never learns that it was overruled; it sees the old shares applied, as it would any others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from rex_ray.core.errors import ConfigError
+from rex_ray.core.observations import AllocationApplied, Observation, StepObserved
+from rex_ray.core.types import Allocation, IntArray, Problem, StepFlag, read_only
+from rex_ray.policies.base import ChangeGlobalBatch, Decision, Finding, Keep, Policy, Proposal, Reallocate
+
+__all__ = ["RollBack", "RollBackState"]
+
+StateT = TypeVar("StateT")
+
+_LONGEST_BAN = 16
+"""Times ``ban_steps``; each ban of a run is twice as long as the one before."""
+
+_SAME_SHARES = 0.03
+"""Shares that differ from banned ones by no more than this fraction of the batch in all are the banned ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RollBackState(Generic[StateT]):
+    """The inner state, and the comparison under way.
+
+    Attributes:
+        inner: the wrapped policy's state.
+        present: what the group is known to run.
+        before: what it ran until the switch that is being judged; None when none is.
+        before_us: own times of its last clean steps, shape ``[<= num_before, n]``.
+        recent_us: own times of the newest clean steps under ``present``, shape ``[<= num_after, n]``.
+        trial: shares that a search wants run, and judges by itself.
+        condemned: shares that measured worse, until the group has left them.
+        evidence: the figures of that judgement.
+        banned: shares that are not proposed again for a while.
+        banned_until: step from which they may be.
+        num_bans: how often shares were taken back.
+        newest_step: newest step seen.
+    """
+
+    inner: StateT
+    present: Allocation | None = None
+    before: Allocation | None = None
+    before_us: IntArray = field(default_factory=lambda: _no_steps(0))
+    recent_us: IntArray = field(default_factory=lambda: _no_steps(0))
+    trial: tuple[int, ...] | None = None
+    condemned: tuple[int, ...] | None = None
+    evidence: dict[str, float] = field(default_factory=dict)
+    banned: tuple[int, ...] | None = None
+    banned_until: int = 0
+    num_bans: int = 0
+    newest_step: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack(Generic[StateT]):
+    """Puts the old shares of a batch back when the new ones turn out slower.
+
+    Judged are the last clean steps before a switch, when the cause of it was already at work, and the first clean
+    ones after. Worse is a median of the slowest rank above the old one's by ``min_loss``, in steps that hardly
+    overlap, at a rank that was *given* rows: one that got slower on fewer rows tells of a change from outside, which
+    is the trigger's business. Trials of a search are the search's to judge, and batches the growth's.
+
+    Attributes:
+        inner: the policy that proposes.
+        min_loss: fraction of step time lost from which shares are taken back.
+        num_before: clean steps that stand for the old shares.
+        num_after: clean steps that stand for the new ones.
+        min_delta: least Cliff's delta between the two; .8 of 8 against 16 steps is p < .001 if steps are independent.
+            Steps that remember share a level, which is why ``min_loss`` has to be exceeded as well.
+        ban_steps: steps for which the same shares are not proposed again, doubled with every ban.
+    """
+
+    inner: Policy[StateT]
+    min_loss: float = 0.03
+    num_before: int = 8
+    num_after: int = 16
+    min_delta: float = 0.8
+    ban_steps: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_loss < 1:
+            raise ConfigError(f"rollback's min_loss must be a fraction of step time in (0, 1), got {self.min_loss}")
+
+    @property
+    def name(self) -> str:
+        """The inner policy's name."""
+        return self.inner.name
+
+    def init(
+        self, problem: Problem, prior: RollBackState[StateT] | None = None, current: Allocation | None = None
+    ) -> tuple[Proposal, RollBackState[StateT]]:
+        """Begin with a worker group; see ``Policy.init``."""
+        proposal, inner = self.inner.init(problem, prior.inner if prior else None, current)
+        blank = _no_steps(problem.num_workers)
+        return proposal, RollBackState(inner=inner, before_us=blank, recent_us=blank)
+
+    def decide(
+        self, state: RollBackState[StateT], observation: Observation, rng: np.random.Generator
+    ) -> tuple[Decision, RollBackState[StateT]]:
+        """Judge one observation; see ``Policy.decide``."""
+        decision, inner = self.inner.decide(state.inner, observation, rng)
+        state = replace(state, inner=inner)
+        if isinstance(observation, AllocationApplied):
+            return decision, self._applied(state, observation)
+        if isinstance(decision, Reallocate) and decision.search_id is not None:
+            state = replace(state, trial=decision.proposal.local_batch_sizes)
+        if isinstance(observation, StepObserved):
+            state = replace(state, newest_step=observation.step)
+            if observation.flags == StepFlag.NONE and self._runs_as_planned(state, observation):
+                state, finding = self._measure(state, observation)
+                if finding is not None:
+                    decision = replace(decision, findings=(*decision.findings, finding))
+        return self._overrule(state, decision), state
+
+    def _applied(self, state: RollBackState[StateT], applied: AllocationApplied) -> RollBackState[StateT]:
+        old, new = state.present, applied.allocation
+        blank = _no_steps(len(new.local_batch_sizes))
+        judged = (
+            old is not None
+            and old.global_batch_size == new.global_batch_size
+            and new.local_batch_sizes not in (old.local_batch_sizes, state.trial)
+            and state.condemned is None
+            and len(state.recent_us) >= self.num_before
+        )
+        left = state.condemned is not None and new.local_batch_sizes != state.condemned
+        ban = self.ban_steps * min(2**state.num_bans, _LONGEST_BAN)
+        return replace(
+            state,
+            present=new,
+            before=old if judged else None,
+            before_us=read_only(state.recent_us[-self.num_before :], np.int64) if judged else blank,
+            recent_us=blank,
+            trial=None,
+            condemned=None if left else state.condemned,
+            evidence={} if left else state.evidence,
+            banned=state.condemned if left else state.banned,
+            banned_until=applied.step + ban if left else state.banned_until,
+            num_bans=state.num_bans + left,
+        )
+
+    def _runs_as_planned(self, state: RollBackState[StateT], step: StepObserved) -> bool:
+        return state.present is not None and tuple(step.num_rows.tolist()) == state.present.local_batch_sizes
+
+    def _measure(
+        self, state: RollBackState[StateT], step: StepObserved
+    ) -> tuple[RollBackState[StateT], Finding | None]:
+        recent = np.concatenate([state.recent_us[1 - self.num_after :], step.own_us[None]])
+        state = replace(state, recent_us=read_only(recent, np.int64))
+        if state.before is None or state.present is None or len(recent) < self.num_after:
+            return state, None
+        old_us, new_us = state.before_us.max(axis=1), recent.max(axis=1)
+        loss = float(np.median(new_us) / max(1.0, float(np.median(old_us)))) - 1.0
+        delta = float(np.sign(new_us[:, None] - old_us[None]).mean())
+        slowest = int(np.argmax(np.median(recent, axis=0)))
+        given = state.present.local_batch_sizes[slowest] - state.before.local_batch_sizes[slowest]
+        evidence = {"loss": loss, "effect": delta, "num_samples": float(len(recent)), "rows_given": float(given)}
+        judged = replace(state, before=None, before_us=_no_steps(recent.shape[1]))
+        if loss <= self.min_loss or delta < self.min_delta:
+            return judged, Finding(
+                part="split",
+                verdict="measured",
+                reason=f"the new shares take {1 + loss:.3f} times as long as the old ones",
+                evidence=evidence,
+            )
+        if given <= 0:
+            return judged, Finding(
+                part="split",
+                verdict="speed changed meanwhile",
+                reason=f"steps take {1 + loss:.3f} times as long, but rank {slowest} got slower on no more rows",
+                evidence=evidence,
+            )
+        # `before` stays: it is what to go back to.
+        return replace(state, condemned=state.present.local_batch_sizes, evidence=evidence), None
+
+    def _overrule(self, state: RollBackState[StateT], decision: Decision) -> Decision:
+        """Ask for the old shares until the group runs them; hold back what was taken back before."""
+        if isinstance(decision, ChangeGlobalBatch):
+            return decision
+        if state.condemned is not None and state.before is not None and state.present is not None:
+            loss = state.evidence["loss"]
+            return Reallocate(
+                proposal=Proposal(local_batch_sizes=state.before.local_batch_sizes, lr_factor=state.present.lr_factor),
+                reason=f"rolled back: the new shares measured {loss:.1%} slower than the old ones",
+                predicted_gain=loss / (1 + loss),
+                evidence=dict(state.evidence),
+                findings=decision.findings,
+            )
+        if (
+            isinstance(decision, Reallocate)
+            and decision.search_id is None
+            and state.newest_step < state.banned_until
+            and _is_like(decision.proposal.local_batch_sizes, state.banned)
+        ):
+            wait = state.banned_until - state.newest_step
+            return Keep(
+                reason=f"held back (measured worse before; {wait} more steps): {decision.reason}",
+                findings=decision.findings,
+            )
+        return decision
+
+
+def _is_like(sizes: tuple[int, ...], banned: tuple[int, ...] | None) -> bool:
+    if banned is None or len(banned) != len(sizes):
+        return False
+    moved = sum(abs(one - other) for one, other in zip(sizes, banned, strict=True))
+    return moved <= _SAME_SHARES * sum(sizes)
+
+
+def _no_steps(num_workers: int) -> IntArray:
+    return read_only(np.zeros((0, num_workers)), np.int64)
