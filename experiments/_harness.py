@@ -29,7 +29,7 @@ from rich.table import Table
 
 from rex_ray.core.types import FloatArray
 
-__all__ = ["Findings", "Row", "Settings", "bootstrap_median", "main", "to_document"]
+__all__ = ["Findings", "Row", "Settings", "bootstrap_median", "main", "print_table", "to_document"]
 
 Scalar: TypeAlias = float | int | str | bool | None
 Row: TypeAlias = Mapping[str, Scalar]
@@ -111,12 +111,17 @@ def print_tables(findings: Findings, console: Console) -> None:
     """Print every table, then the figures as a table of their own."""
     figures: list[Row] = [{"figure": name, "value": value} for name, value in findings.figures.items()]
     for title, rows in {**findings.tables, "figures": figures}.items():
-        table = Table(title=title, title_justify="left")
-        for column in rows[0] if rows else ():
-            table.add_column(column)
-        for row in rows:
-            table.add_row(*(_text(value) for value in row.values()))
-        console.print(table)
+        print_table(title, rows, console)
+
+
+def print_table(title: str, rows: Sequence[Row], console: Console) -> None:
+    """Print one table; the first row's keys are its columns."""
+    table = Table(title=title, title_justify="left")
+    for column in rows[0] if rows else ():
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    console.print(table)
 
 
 def main(name: str, measure: Callable[[Settings], Findings], argv: Sequence[str] | None = None) -> None:
