@@ -39,11 +39,12 @@ class StartSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellTrial:
-    """Give a search the measured objective of one of its candidates."""
+    """Give a search the measured objective of one of its candidates, and every rank's own time where measured."""
 
     search_id: str
     trial: int
     objective: float
+    own_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,12 @@ def _carry_out(rules: Rules, state: ControllerState, decision: Decision) -> Outc
         case Search():
             return _start_search(rules, state, decision)
         case base.TellTrial():
-            command = TellTrial(search_id=decision.search_id, trial=decision.trial, objective=decision.objective)
+            command = TellTrial(
+                search_id=decision.search_id,
+                trial=decision.trial,
+                objective=decision.objective,
+                own_s=decision.own_s,
+            )
             return Outcome(state=state, commands=(command,) if decision.search_id in state.searches else ())
         case base.RequestWorldSize():
             note = Decided(step=state.last_step, kind="world_size", reason=decision.reason)

@@ -125,12 +125,16 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellTrial:
-    """Give a search the measured objective of one of its trials: log seconds, see ``search``."""
+    """Give a search the measured objective of one of its trials: log seconds, see ``search_objective``.
+
+    ``own_s``, every rank's own time in seconds, lets the search correct its curves; empty where it was not measured.
+    """
 
     search_id: str
     trial: int
     objective: float
     reason: str
+    own_s: tuple[float, ...] = ()
     findings: tuple[Finding, ...] = ()
 
 
