@@ -1,6 +1,6 @@
 """What a search for better shares is asked: one value that policy, journal and helper process share.
 
-A policy answers a measured trial with ``TellTrial(objective=search_objective(own_s), own_s=own_s)``: every rank's own
+A policy answers a measured trial with ``TellTrial(objective=objective_of(own_s), own_s=own_s)``: every rank's own
 time lets the helper correct its curves and split exactly on them again; the objective alone is enough for Ax. ``inf``
 refuses a trial.
 """

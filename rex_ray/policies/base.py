@@ -125,7 +125,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellTrial:
-    """Give a search the measured objective of one of its trials: log seconds, see ``search_objective``.
+    """Give a search the measured objective of one of its trials: log seconds, see ``objective_of``.
 
     ``own_s``, every rank's own time in seconds, lets the search correct its curves; empty where it was not measured.
     """
