@@ -194,6 +194,7 @@ def _assembled(records: list[StepRecord], num_rows: IntArray, times: FloatArray)
         step_us=times_us[3],
         weighted_sq_norm=norms,
         num_groups=None if norms is None else read_only([r.num_groups for r in records], np.int64),
+        num_norm_steps=1 if norms is None else max(r.num_norm_steps for r in records),
         global_sq_norm=_quantised_or_none(first.global_sq_norm),
         loss=_mean_loss(records),
         peak_memory_bytes=_peak_memory(records),

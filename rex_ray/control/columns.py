@@ -35,6 +35,8 @@ _PER_RANK: dict[str, Callable[[StepObserved], IntArray]] = {
     # What a step takes beyond its parts is small, so the residual is stored.
     "rest_us": lambda step: step.step_us - step.data_us - step.compute_us - step.sync_us,
 }
+# Nearly always 1, and then not written at all, so blocks from before it was known read alike.
+_NUM_NORM_STEPS = "num_norm_steps"
 # What a block's head looks like: known to both sides, so that a small block need not spell it out.
 _NAMES = (
     "loss global_sq_norm num_groups weighted_sq_norm rest_us sync_us compute_us data_us num_rows flags version step"
@@ -65,6 +67,8 @@ def encode_steps(numbers: Sequence[int], steps: Sequence[StepObserved]) -> bytes
     put("number", np.array(numbers, dtype=np.int64))
     for name, read in _PER_STEP.items():
         put(name, np.array([read(step) for step in steps], dtype=np.int64))
+    if any(step.num_norm_steps != 1 for step in steps):
+        put(_NUM_NORM_STEPS, np.array([step.num_norm_steps for step in steps], dtype=np.int64))
     for name, read_ranks in _PER_RANK.items():
         put(name, np.array([read_ranks(step) for step in steps], dtype=np.int64))
     for name in _OPTIONAL:
@@ -101,6 +105,7 @@ def _rebuild(generation: str, columns: dict[str, npt.NDArray[Any]], masks: dict[
     step_us = columns["rest_us"] + parts_us
     step_us.setflags(write=False)
     taken = dict.fromkeys(masks, 0)
+    num_norm_steps = columns.get(_NUM_NORM_STEPS, np.ones(len(step_us), dtype=np.int64))
 
     def optional(name: str, index: int) -> Any:
         if name not in masks or not masks[name][index]:
@@ -120,6 +125,7 @@ def _rebuild(generation: str, columns: dict[str, npt.NDArray[Any]], masks: dict[
             compute_us=columns["compute_us"][i],
             sync_us=columns["sync_us"][i],
             step_us=step_us[i],
+            num_norm_steps=int(num_norm_steps[i]),
             flags=StepFlag(int(columns["flags"][i])),
             **{name: optional(name, i) for name in _OPTIONAL},
         )

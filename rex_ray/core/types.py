@@ -119,6 +119,9 @@ class StepFlag(IntFlag):
     """Follows an evaluation, a checkpoint, or the beginning of a pass over the data."""
     PARTIAL = 8
     """An epoch's last batch, smaller than the allocation asks for."""
+    OTHER_PARAMETERS = 16
+    """The first step whose gradient norms are over other parameters than those before, since some were frozen, or
+    unfrozen, or Adam has a moment of them only now. Norms of before are of another gradient: begin afresh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,3 +183,10 @@ def test_a_gap_is_told_after_ten_seconds_without_a_complete_step_and_again_after
     gap = watch.look(41_000_000, "g", 1)
     assert (gap.generation, gap.last_step, gap.waited_us) == ("g", 1, 10_000_000)
     assert watch.look(42_000_000, "another", 1) is None
+
+
+def test_an_estimate_over_two_steps_is_told_from_one_of_a_single_step():
+    pair = record_of(0, 0, weighted_sq_norm=1.0, num_groups=2, num_norm_steps=2, global_sq_norm=0.5)
+    both, none = StepAssembler("g", 1).add([pair, record_of(0, 1, num_norm_steps=2)])
+    assert (both.num_norm_steps, both.num_groups.tolist()) == (2, [2])
+    assert none.num_norm_steps == 1, "without norms there is nothing to tell apart"

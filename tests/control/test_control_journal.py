@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from dataclasses import fields, replace
@@ -123,10 +124,11 @@ def step_lists(draw: st.DrawFn) -> list[StepObserved]:
             step_us=draw(column),
             weighted_sq_norm=draw(st.none() | norms),
             num_groups=draw(st.none() | column),
+            num_norm_steps=draw(st.integers(1, 2)),
             global_sq_norm=draw(st.none() | floats),
             loss=draw(st.none() | floats),
             peak_memory_bytes=draw(st.none() | column),
-            flags=StepFlag(draw(st.integers(0, 15))),
+            flags=StepFlag(draw(st.integers(0, 31))),
         )
         for _ in range(count)
     ]
@@ -139,6 +141,24 @@ def test_any_steps_survive_the_columns_to_the_last_bit(steps):
     assert [number for number, _ in back] == list(range(7, 7 + len(steps)))
     assert [encoded(step) for _, step in back] == [encoded(step) for step in steps]
     assert not back[0][1].step_us.flags.writeable
+
+
+# Three steps of two ranks as they were written before columns knew ``num_norm_steps``; the second one has norms.
+OLD_BLOCK = (
+    "c)NW|qtz>AVPL3MN>9y8ElMl_IT4syl_16xCFW&=jL`umhMdyeJRmz7IoOj@i;x^(jB2@|8S!38Eyz#KppH>!p+bR4m{CT7Vdx2p0;8~`cVit"
+    "RRP&4}%90crhqc_G$VAM-jUwYPi(iV2!&6fjqMHkkW>`Z!H?cSy$Tcw_Sfk-K3zr*ln2xh1Hbgbwf*7ZwH51TMwUG&SGg5(O#MTNhGB7dV0ZeG}"
+    "7>YSixla4=na02%qQ$_7%@`QCFb^!p$j*;lo`VZQv*XYoV1(a(WblK<-hm0LOD@=BiamJnz~0^-0D<3f&;"
+)
+
+
+def test_a_block_from_before_estimates_over_two_steps_reads_as_it_was_written():
+    numbers, steps = zip(*decode_steps(base64.b85decode(OLD_BLOCK)), strict=True)
+    assert numbers == (7, 8, 9)
+    assert [step.num_norm_steps for step in steps] == [1, 1, 1]
+    assert [step.num_rows.tolist() for step in steps] == [[33, 95]] * 3
+    assert [step.global_sq_norm for step in steps] == [None, 0.25, None]
+    assert steps[1].weighted_sq_norm.tolist() == [1.5, 2.5]
+    assert [step.flags for step in steps] == [StepFlag.AFTER_GAP, StepFlag.NONE, StepFlag.NONE]
 
 
 def test_columns_take_about_eleven_bytes_a_worker_step():

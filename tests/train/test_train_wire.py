@@ -29,6 +29,7 @@ records = st.builds(
     step_s=seconds,
     weighted_sq_norm=maybe_figure,
     num_groups=st.integers(1, 64),
+    num_norm_steps=st.integers(1, 2),
     global_sq_norm=maybe_figure,
     loss=maybe_figure,
     peak_memory_bytes=st.none() | st.integers(0, 2**45),
