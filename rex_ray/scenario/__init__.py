@@ -5,6 +5,7 @@ from __future__ import annotations
 from rex_ray.scenario.episodes import Episode, random_episodes, rotating_episodes, slowdown_factor
 from rex_ray.scenario.network import NetworkModel, load_network
 from rex_ray.scenario.noise import NoiseModel
+from rex_ray.scenario.optimum import true_optimum
 from rex_ray.scenario.profiles import (
     DeviceProfile,
     Source,
@@ -14,14 +15,17 @@ from rex_ray.scenario.profiles import (
     profile_names,
     workload_names,
 )
-from rex_ray.scenario.timeline import WorkerTimeline
+from rex_ray.scenario.shapes import StepTimeShape
+from rex_ray.scenario.timeline import OwnTime, WorkerTimeline
 
 __all__ = [
     "DeviceProfile",
     "Episode",
     "NetworkModel",
     "NoiseModel",
+    "OwnTime",
     "Source",
+    "StepTimeShape",
     "WorkerTimeline",
     "device_names",
     "load_network",
@@ -31,5 +35,6 @@ __all__ = [
     "random_episodes",
     "rotating_episodes",
     "slowdown_factor",
+    "true_optimum",
     "workload_names",
 ]

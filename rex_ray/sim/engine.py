@@ -186,7 +186,8 @@ class _Group:
         flags = StepFlag.WARM_UP if step < self.settled_from else StepFlag.NONE
         if num_rows < allocation.global_batch_size:
             flags |= StepFlag.PARTIAL
-        own_s = np.array([line.own_time_s(step, rows[rank]) for rank, line in enumerate(scenario.timelines)])
+        own = [line.own_time(step, rows[rank], rows) for rank, line in enumerate(scenario.timelines)]
+        own_s = np.array([time.total_s for time in own])
         step_s = float(own_s.max()) + scenario.network.all_reduce_s(len(rows))
         records = [
             StepRecord(
@@ -196,8 +197,8 @@ class _Group:
                 step=step,
                 allocation_version=allocation.version,
                 num_rows=rows[rank],
-                data_s=0.0,
-                compute_s=float(own_s[rank]),
+                data_s=own[rank].data_s,
+                compute_s=own[rank].compute_s,
                 sync_s=step_s - float(own_s[rank]),
                 step_s=step_s,
                 weighted_sq_norm=None if norms is None else float(norms[0][rank]),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import Problem, WorkerSpec
-from rex_ray.scenario import Episode, NetworkModel, NoiseModel, WorkerTimeline, load_profile
+from rex_ray.scenario import Episode, NetworkModel, NoiseModel, StepTimeShape, WorkerTimeline, load_profile
 
 __all__ = ["Scenario", "mixed_cluster"]
 
@@ -56,6 +56,7 @@ def mixed_cluster(
     steps_per_epoch: int = 100,
     noise: NoiseModel | None = None,
     episodes: tuple[Episode, ...] = (),
+    shape: StepTimeShape | None = None,
     seed: int = 0,
 ) -> Scenario:
     """Return the scenario of a cluster with these devices, one worker each, at the public profiles' speeds.
@@ -67,6 +68,7 @@ def mixed_cluster(
         steps_per_epoch: size of the data set in global batches.
         noise: step-to-step noise, default that of dedicated machines.
         episodes: scripted slowdowns.
+        shape: structure that the profiles' smooth curves lack, default none.
         seed: of noise and episodes.
     """
     profiles = [load_profile(device, workload) for device in devices]
@@ -80,7 +82,14 @@ def mixed_cluster(
         dataset_size=steps_per_epoch * global_batch_size,
     )
     timelines = tuple(
-        WorkerTimeline(profile=profile, rank=rank, seed=seed, noise=noise or NoiseModel.dedicated(), episodes=episodes)
+        WorkerTimeline(
+            profile=profile,
+            rank=rank,
+            seed=seed,
+            noise=noise or NoiseModel.dedicated(),
+            episodes=episodes,
+            shape=shape or StepTimeShape(),
+        )
         for rank, profile in enumerate(profiles)
     )
     return Scenario(problem=problem, timelines=timelines)

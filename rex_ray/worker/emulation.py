@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,9 +28,10 @@ from rex_ray.scenario import (
     Episode,
     NetworkModel,
     NoiseModel,
+    StepTimeShape,
     WorkerTimeline,
     load_profile,
-    optimal_split,
+    true_optimum,
 )
 from rex_ray.worker.session import get_session
 from rex_ray.worker.tracker import StepInfo
@@ -56,6 +57,8 @@ class EmulationSpec:
         noise: step-to-step noise of own times.
         episodes: scripted slowdowns.
         network: time of the all-reduce; None adds none.
+        shape: structure that the profiles' smooth curves lack. A loader's limit is played in the own time as a whole:
+            it is slept at the last gradient with the rest, and so counted as computing, not as waiting for data.
         seed: seeds the noise.
     """
 
@@ -65,6 +68,7 @@ class EmulationSpec:
     noise: NoiseModel = field(default_factory=NoiseModel.quiet)
     episodes: tuple[Episode, ...] = ()
     network: NetworkModel | None = None
+    shape: StepTimeShape = field(default_factory=StepTimeShape)
     seed: int = 0
 
     def check(self, devices: Iterable[str]) -> None:
@@ -98,16 +102,25 @@ class EmulationSpec:
             noise=self.noise,
             episodes=self.episodes,
             time_scale=self.time_scale,
+            shape=self.shape,
         )
 
     def all_reduce_s(self, num_workers: int) -> float:
         """Return the real seconds that a reduction is made to take longer."""
         return 0.0 if self.network is None else self.time_scale * self.network.all_reduce_s(num_workers)
 
-    def optimum(self, devices: Iterable[str], global_batch_size: int) -> SplitPlan:
-        """Return the exact optimum of the emulated cluster, in real seconds and without noise and episodes."""
-        profiles = [self.profile(device) for device in devices]
-        return optimal_split(profiles, global_batch_size, scales=[self.time_scale] * len(profiles))
+    def optimum(
+        self, devices: Iterable[str], global_batch_size: int, slowdowns: Sequence[float] | None = None
+    ) -> SplitPlan:
+        """Return the exact optimum of the emulated cluster in real seconds, without noise.
+
+        Args:
+            devices: kind of device per rank.
+            global_batch_size: rows to split.
+            slowdowns: present factor of the episodes per rank, default none.
+        """
+        timelines = [self.timeline(device, rank) for rank, device in enumerate(devices)]
+        return true_optimum(timelines, global_batch_size, slowdowns=slowdowns)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,7 +175,7 @@ class Emulator:
         if info.step == self._newest_step:
             return
         self._newest_step = info.step
-        target_s = self._timeline.own_time_s(info.step, info.num_rows)
+        target_s = self._timeline.own_time_s(info.step, info.num_rows, info.all_rows)
         self.meter.sleep_until(info.began_s - info.data_s + target_s)
 
     def reduced(self, info: StepInfo) -> None:

@@ -21,6 +21,7 @@ class StepInfo:
     Attributes:
         step: the step, counted over the whole run.
         num_rows: this rank's real rows.
+        all_rows: every rank's.
         began_s: when the batch was handed to the loop (``time.perf_counter``).
         data_s: how long the loop waited for the batch before that; own time so far is
             ``data_s + (now - began_s)``.
@@ -28,6 +29,7 @@ class StepInfo:
 
     step: int
     num_rows: int
+    all_rows: tuple[int, ...]
     began_s: float
     data_s: float
 

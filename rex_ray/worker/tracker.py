@@ -68,7 +68,8 @@ class StepTracker:
             asked_s: when the loop asked for it; the step's wall time starts here.
             waited_s: how long the data took, without what was agreed with other ranks in between.
         """
-        info = StepInfo(step=plan.step, num_rows=plan.num_rows[self._rank], began_s=now_s(), data_s=waited_s)
+        rows = plan.num_rows
+        info = StepInfo(step=plan.step, num_rows=rows[self._rank], all_rows=rows, began_s=now_s(), data_s=waited_s)
         self.in_hand = StepInHand(
             plan=plan,
             rank=self._rank,

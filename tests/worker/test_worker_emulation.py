@@ -132,7 +132,7 @@ def test_a_step_with_two_reductions_is_stretched_once():
     emulator = Emulator(SPEC.timeline("T4", 0), 0.0)
     now = time.perf_counter()
     for _ in range(2):
-        emulator.last_gradient(StepInfo(step=5, num_rows=1, began_s=now, data_s=0.0))
+        emulator.last_gradient(StepInfo(step=5, num_rows=1, all_rows=(1,), began_s=now, data_s=0.0))
     assert emulator.meter.num_steps == 1
 
 
