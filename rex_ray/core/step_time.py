@@ -10,6 +10,7 @@ scale has changed shows at a size that goes on being run; at a new size it could
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -160,22 +161,37 @@ class StepTimeBook:
                 shapes[device] = fit.as_learnt(device)
         return replace(StepTimeBook.empty(devices), learnt=tuple(shapes[device] for device in sorted(shapes)))
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank has a curve: some worker of its kind was measured, now or in an earlier group."""
+        known = {shape.device for shape in self.learnt}
+        known.update(self.devices[rank] for rank in np.flatnonzero(self.counts.any(axis=1)).tolist())
+        return known.issuperset(self.devices)
+
     def curve(self, rank: int) -> StepTimeCurve:
         """Return the own time of ``rank`` as a function of its rows; fitted once per book and kept.
 
         Raises:
             ValueError: no worker of its kind was ever measured (``num_sizes`` is 0).
         """
+        return self._curve(rank, sum(other == self.devices[rank] for other in self.devices[:rank]))
+
+    def curves(self) -> tuple[StepTimeCurve, ...]:
+        """Return every rank's curve; see ``curve``."""
+        seen: Counter[str] = Counter()
+        curves = []
+        for rank, device in enumerate(self.devices):
+            curves.append(self._curve(rank, seen[device]))
+            seen[device] += 1
+        return tuple(curves)
+
+    def _curve(self, rank: int, member: int) -> StepTimeCurve:
+        """Return the curve of ``rank``, which is the ``member``-th of its kind."""
         device = self.devices[rank]
         fit = _fit_all(self).get(device)
         if fit is None:
             raise ValueError(f"no own time of any {device!r} was measured yet, so rank {rank} has no curve")
-        member = sum(other == device for other in self.devices[:rank])
         return replace(fit.shape, scale=float(self.applied_scale[rank] * fit.scales[member]))
-
-    def curves(self) -> tuple[StepTimeCurve, ...]:
-        """Return every rank's curve; see ``curve``."""
-        return tuple(self.curve(rank) for rank in range(len(self.devices)))
 
     def num_sizes(self, rank: int) -> int:
         """Return how many distinct sizes of the rank's kind were measured (near-equal ones count once)."""

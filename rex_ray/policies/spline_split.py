@@ -62,7 +62,7 @@ class SplineModel:
 
     def own_s(self, num_rows: npt.ArrayLike) -> FloatArray | None:
         """Return every rank's expected own time, or None while some rank's curve is unknown."""
-        if not _all_known(self.book):
+        if not self.book.is_complete:
             return None
         return CurveSet(self.book.curves()).own_s(np.asarray(num_rows, dtype=np.int64))
 
@@ -260,13 +260,9 @@ def _no_steps(num_workers: int) -> FloatArray:
     return np.zeros((0, num_workers))
 
 
-def _all_known(book: StepTimeBook) -> bool:
-    return all(book.num_sizes(rank) > 0 for rank in range(len(book.devices)))
-
-
 def _exact_plan(problem: Problem, book: StepTimeBook, global_batch_size: int) -> SplitPlan | None:
     """Return the exact split within the ranks' limits and the curves' reach, or None where there is none."""
-    if not _all_known(book):
+    if not book.is_complete:
         return None
     curves = book.curves()
     lower, upper = _bounds(problem, curves, global_batch_size)

@@ -254,3 +254,15 @@ def test_a_lasting_slowdown_is_followed_even_when_nobody_announces_it():
             sizes = list(exact_split(curves, 256, upper=[c.max_trusted_rows for c in curves]).local_batch_sizes)
     optimum = exact_split([w.profile.curve.scaled(k) for w, k in zip(workers, slow, strict=True)], 256).step_time_s
     assert max(w.quiet_time_s(b) * k for w, b, k in zip(workers, sizes, slow, strict=True)) < 1.05 * optimum
+
+
+def test_a_book_is_complete_once_some_worker_of_every_kind_was_measured():
+    book = StepTimeBook.empty(("T4", "V100", "T4"))
+    assert not book.is_complete
+    book = book.observe([8, 0, 0], [0.1, 0.0, 0.0])
+    assert not book.is_complete
+    book = book.observe([0, 8, 0], [0.0, 0.1, 0.0])
+    assert book.is_complete
+    assert [curve.scale for curve in book.curves()] == [book.curve(rank).scale for rank in range(3)]
+    assert book.carry_over(("V100", "T4")).is_complete
+    assert not book.carry_over(("V100", "A100")).is_complete
