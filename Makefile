@@ -62,6 +62,7 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m experiments.overhead --json $(OUT)/overhead.json
+	$(BIN)/python -m experiments.calibration --quick --json $(OUT)/calibration.json
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -117,8 +117,9 @@ def print_tables(findings: Findings, console: Console) -> None:
 def print_table(title: str, rows: Sequence[Row], console: Console) -> None:
     """Print one table; the first row's keys are its columns."""
     table = Table(title=title, title_justify="left")
-    for column in rows[0] if rows else ():
-        table.add_column(column)
+    for index, column in enumerate(rows[0] if rows else ()):
+        # The first column names the row: a name cut short is no name.
+        table.add_column(column, no_wrap=index == 0, overflow="fold" if index == 0 else "ellipsis")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
     console.print(table)

@@ -88,7 +88,8 @@ def test_a_missing_module_and_a_failing_one_cost_only_themselves(tmp_path, capsy
     assert "ZeroDivisionError" in document["modules"]["trigger"]["error"]
     assert {"gns_bias_max_pct", "trigger_delay_p95_1p5x50"}.isdisjoint(document["figures"])
     assert "ax_decision_s" in document["figures"]
-    assert "not measured" in capsys.readouterr().out
+    assert {row["figure"]: row["met"] for row in document["verdicts"]}["gns_bias_max_pct"] == "not measured"
+    assert "trigger: failed: ZeroDivisionError" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("result", [
