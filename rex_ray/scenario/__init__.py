@@ -1,8 +1,10 @@
-"""Device profiles, noise, slowdown episodes and networks: the world that a simulator or an emulation plays. Pure."""
+"""Device profiles, noise, slowdowns, networks, noise scales: the world that a simulator or an emulation plays. Pure."""
 
 from __future__ import annotations
 
+from rex_ray.scenario.cluster import format_cluster, parse_cluster
 from rex_ray.scenario.episodes import Episode, random_episodes, rotating_episodes, slowdown_factor
+from rex_ray.scenario.learning import LearningCurve, learning_names, load_learning
 from rex_ray.scenario.network import NetworkModel, load_network
 from rex_ray.scenario.noise import NoiseModel
 from rex_ray.scenario.optimum import true_optimum
@@ -21,6 +23,7 @@ from rex_ray.scenario.timeline import OwnTime, WorkerTimeline
 __all__ = [
     "DeviceProfile",
     "Episode",
+    "LearningCurve",
     "NetworkModel",
     "NoiseModel",
     "OwnTime",
@@ -28,9 +31,13 @@ __all__ = [
     "StepTimeShape",
     "WorkerTimeline",
     "device_names",
+    "format_cluster",
+    "learning_names",
+    "load_learning",
     "load_network",
     "load_profile",
     "optimal_split",
+    "parse_cluster",
     "profile_names",
     "random_episodes",
     "rotating_episodes",

@@ -1,0 +1,105 @@
+"""A cluster's step time at every global batch at once: what a sweep over batches asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rex_ray.core.errors import InfeasibleError
+from rex_ray.core.types import FloatArray, IntArray
+from rex_ray.scenario.network import NetworkModel
+from rex_ray.scenario.profiles import DeviceProfile
+
+__all__ = ["StepTimes"]
+
+
+class StepTimes:
+    """Seconds per step at any global batch from one row per worker to all that the workers' memory holds.
+
+    The least slowest time over all splits of ``B`` rows is an order statistic: give every worker its first row, then
+    take rows in the order in which they would be finished; the ``B``-th is the last. So one sort answers for all
+    batches what ``core.split.exact_split`` answers for one.
+
+    Args:
+        profiles: one per rank.
+        network: the reduction's time, which is added to every step.
+    """
+
+    def __init__(self, profiles: Sequence[DeviceProfile], network: NetworkModel) -> None:
+        self.num_workers = len(profiles)
+        self.sync_s = network.all_reduce_s(self.num_workers)
+        kinds = {id(profile): profile for profile in profiles}
+        own = {
+            key: profile.own_time_s(np.arange(1, profile.max_local_batch_size + 1)) for key, profile in kinds.items()
+        }
+        self._own_s: list[FloatArray] = [own[id(profile)] for profile in profiles]
+        self._caps = np.array([times.size for times in self._own_s])
+        self._firsts_s = max(float(times[0]) for times in own.values())
+        counts = {key: sum(id(profile) == key for profile in profiles) for key in own}
+        further_s = np.concatenate([times[1:] for times in own.values()])
+        order = np.argsort(further_s, kind="stable")
+        self._further_s = np.concatenate([[0.0], further_s[order]])
+        weights = np.concatenate([np.full(times.size - 1, counts[key]) for key, times in own.items()])[order]
+        self._further_rows = np.concatenate([[0], np.cumsum(weights)])
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that all workers hold together."""
+        return int(self._caps.sum())
+
+    @property
+    def most_equal_rows(self) -> int:
+        """Rows that fit in equal shares: the smallest worker's, times all of them."""
+        return int(self._caps.min()) * self.num_workers
+
+    def balanced_s(self, global_batch_size: IntArray) -> FloatArray:
+        """Return the step time under the exact split, same shape.
+
+        Raises:
+            InfeasibleError: a batch with less than a row per worker, or with more rows than fit.
+        """
+        self._check_all(global_batch_size)
+        last = np.searchsorted(self._further_rows, global_batch_size - self.num_workers)
+        result: FloatArray = np.maximum(self._firsts_s, self._further_s[last]) + self.sync_s
+        return result
+
+    def equal_s(self, global_batch_size: IntArray) -> FloatArray:
+        """Return the step time under equal shares, same shape; rows that do not divide go to the lower ranks.
+
+        Raises:
+            InfeasibleError: an equal share that does not fit the smallest worker.
+        """
+        if int(global_batch_size.max()) > self.most_equal_rows:
+            raise InfeasibleError(
+                f"a global batch of {int(global_batch_size.max())} rows does not fit {self.num_workers} workers in "
+                f"equal shares: the smallest holds {int(self._caps.min())} rows"
+            )
+        return self.filled_s(global_batch_size)
+
+    def filled_s(self, global_batch_size: IntArray) -> FloatArray:
+        """Return the step time of equal shares where a full worker leaves its rest to the others, same shape."""
+        self._check_all(global_batch_size)
+        kinds, counts = np.unique(self._caps, return_counts=True)
+        filled = np.minimum(np.arange(kinds[-1] + 1)[:, None], kinds) @ counts
+        level = np.searchsorted(filled, global_batch_size, side="right") - 1
+        rest = global_batch_size - filled[level]
+        slowest = np.zeros(global_batch_size.shape)
+        for cap, own_s in zip(self._caps, self._own_s, strict=True):
+            extra = (rest > 0) & (level < cap)
+            rest = rest - extra
+            slowest = np.maximum(slowest, own_s[np.minimum(level + extra, cap) - 1])
+        result: FloatArray = slowest + self.sync_s
+        return result
+
+    def check(self, global_batch_size: int) -> None:
+        """Raise InfeasibleError unless every worker can have a row and all rows fit."""
+        if not self.num_workers <= global_batch_size <= self.most_rows:
+            raise InfeasibleError(
+                f"a global batch of {global_batch_size} rows does not fit: {self.num_workers} workers take at least a "
+                f"row each and hold {self.most_rows} together"
+            )
+
+    def _check_all(self, global_batch_size: IntArray) -> None:
+        self.check(int(global_batch_size.min()))
+        self.check(int(global_batch_size.max()))
