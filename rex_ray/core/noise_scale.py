@@ -10,14 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GradientMoments", "estimate_gradient_moments", "moments_from_groups", "noise_scale"]
+from rex_ray.core.observations import StepObserved
+from rex_ray.core.types import FloatArray
+
+__all__ = [
+    "GradientMoments",
+    "Unread",
+    "estimate_gradient_moments",
+    "moments_from_groups",
+    "moments_of_sums",
+    "noise_scale",
+    "read_moments",
+]
 
 MIN_BLOCKS = 8
 """Fewest moments behind a noise scale: a ratio of single-step estimates has no finite mean."""
+
+LOSSY = 1e-4
+"""``sum b_i |g_i|^2`` below ``B |g|^2`` by more than this part cannot be: the mean of squares is at least the square of
+the mean. Then the reduction itself changed the gradient (a lossy hook). Norms in single precision err by 1e-6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +109,65 @@ def moments_from_groups(
         raise ValueError(f"the noise of a gradient shows between two groups of rows or more, got {groups}")
     if not math.isfinite(weighted) or not math.isfinite(global_sq_norm):
         raise ValueError(f"gradient norms must be finite, got {weighted} and {global_sq_norm}")
-    noise_trace = (weighted - rows * global_sq_norm) / (groups - 1)
-    sq_norm = global_sq_norm - noise_trace / rows
-    if dataset_size is not None:
-        # Without replacement the mean of B of N rows varies by tr(S) (1/B - 1/N).
-        sq_norm += noise_trace / dataset_size
-    return GradientMoments(sq_norm=sq_norm, noise_trace=noise_trace)
+    noise_trace, sq_norm = moments_of_sums(weighted, groups, rows, global_sq_norm, dataset_size)
+    return GradientMoments(sq_norm=float(sq_norm), noise_trace=float(noise_trace))
+
+
+def moments_of_sums(
+    weighted_sq_norm: npt.ArrayLike,
+    num_groups: int,
+    num_rows: float,
+    global_sq_norm: npt.ArrayLike,
+    dataset_size: int | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """Return ``tr(S)`` and ``|G|^2`` from sums over all ranks; any number of steps at once.
+
+    Args:
+        weighted_sq_norm: ``sum_j rows_j |g_j|^2`` over all groups, any shape.
+        num_groups: groups behind it, at least two.
+        num_rows: rows of a step.
+        global_sq_norm: ``|g|^2``, of the same shape.
+        dataset_size: as in ``estimate_gradient_moments``.
+    """
+    reduced = np.asarray(global_sq_norm, dtype=np.float64)
+    noise_trace: FloatArray = (np.asarray(weighted_sq_norm) - num_rows * reduced) / (num_groups - 1)
+    # Without replacement the mean of B of N rows varies by tr(S) (1/B - 1/N).
+    share = 1.0 / num_rows - (0.0 if dataset_size is None else 1.0 / dataset_size)
+    sq_norm: FloatArray = reduced - noise_trace * share
+    return noise_trace, sq_norm
+
+
+Unread: TypeAlias = Literal["not measured", "not finite", "one group", "lossy reduction"]
+"""Why a step says nothing of the noise scale."""
+
+
+def read_moments(step: StepObserved, dataset_size: int | None = None) -> GradientMoments | Unread:
+    """Return what a step's norms say, or why they say nothing.
+
+    Groups are micro-batches of ranks that had rows. ``num_norm_steps == 2`` is a lone worker's estimate over two
+    steps: its sums and its mean gradient are over the rows of both.
+
+    Args:
+        step: a complete step.
+        dataset_size: as in ``estimate_gradient_moments``; off by default, since nobody here knows whether the data
+            are augmented or rows dropped out.
+    """
+    if step.weighted_sq_norm is None and step.global_sq_norm is None:
+        return "not measured"
+    if step.weighted_sq_norm is None or step.global_sq_norm is None or step.num_groups is None:
+        return "not finite"
+    has_rows = step.num_rows > 0
+    groups = int(step.num_groups @ has_rows)
+    weighted = float(np.where(has_rows, step.weighted_sq_norm, 0.0).sum())
+    rows = float(step.num_rows.sum() * step.num_norm_steps)
+    if not (math.isfinite(weighted) and math.isfinite(step.global_sq_norm)):
+        return "not finite"
+    if groups < 2:
+        return "one group"
+    if weighted < rows * step.global_sq_norm * (1 - LOSSY):
+        return "lossy reduction"
+    noise_trace, sq_norm = moments_of_sums(weighted, groups, rows, step.global_sq_norm, dataset_size)
+    return GradientMoments(sq_norm=float(sq_norm), noise_trace=max(float(noise_trace), 0.0))
 
 
 def noise_scale(moments: Sequence[GradientMoments], min_blocks: int = MIN_BLOCKS) -> float | None:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rex_ray.core.noise_scale import GradientMoments, estimate_gradient_moments, moments_from_groups, noise_scale
+from rex_ray.core.noise_scale import (
+    GradientMoments,
+    estimate_gradient_moments,
+    moments_from_groups,
+    noise_scale,
+    read_moments,
+)
+from rex_ray.core.observations import StepObserved
 
 
 def draw(shares, draws, *, dim=200, trace=1600.0, seed=7):
@@ -108,3 +115,81 @@ def test_the_noise_scale_is_a_ratio_of_sums_or_unknown():
     assert noise_scale([GradientMoments(sq_norm=0.0, noise_trace=0.0)] * 8) is None
     total = sum(moments[1:], moments[0])
     assert total.noise_trace / total.sq_norm == noise_scale(moments)
+
+
+def step_with(norms, rows, reduced, groups=None, num_norm_steps=1):
+    """A complete step with such norms."""
+    zeros = np.zeros(len(rows), dtype=np.int64)
+    groups = [int(r > 0) for r in rows] if groups is None else groups
+    return StepObserved(
+        generation="g",
+        epoch=0,
+        step=0,
+        allocation_version=1,
+        num_rows=np.array(rows),
+        data_us=zeros,
+        compute_us=zeros,
+        sync_us=zeros,
+        step_us=zeros,
+        weighted_sq_norm=None if norms is None else np.array(norms, dtype=np.float64),
+        num_groups=np.array(groups),
+        num_norm_steps=num_norm_steps,
+        global_sq_norm=reduced,
+    )
+
+
+def test_a_step_reads_as_its_groups_do():
+    shares = (8, 8, 48)
+    local, reduced = draw(shares, 1)
+    read = read_moments(step_with(local[0] * shares, shares, float(reduced[0])))
+    assert read == estimate_gradient_moments(local[0], shares, float(reduced[0]))
+
+
+def test_ranks_without_rows_are_no_groups_whatever_they_report():
+    padded = read_moments(step_with([16.0, math.nan, 24.0], (8, 0, 8), 1.0, groups=[1, 1, 1]))
+    assert padded == read_moments(step_with([16.0, 24.0], (8, 8), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("norms", "reduced", "why"),
+    [
+        (None, None, "not measured"),
+        (None, 1.0, "not finite"),
+        ([8.0, 8.0], None, "not finite"),
+        ([8.0, math.nan], 1.0, "not finite"),
+        ([8.0, math.inf], 1.0, "not finite"),
+        ([8.0, 8.0], math.inf, "not finite"),
+        ([8.0, 7.9], 1.0, "lossy reduction"),
+    ],
+)
+def test_c8_a_step_that_says_nothing_says_why(norms, reduced, why):
+    assert read_moments(step_with(norms, (8, 8), reduced)) == why
+
+
+def test_c3_one_group_is_unknown_and_no_division_by_nothing():
+    assert read_moments(step_with([64.0], (64,), 1.0)) == "one group"
+    assert read_moments(step_with([64.0, 0.0], (64, 0), 1.0)) == "one group"
+
+
+def test_c3_two_steps_of_a_lone_worker_are_two_groups_over_both_steps_rows():
+    first, second, rows = np.array([1.0, 2.0]), np.array([1.5, 0.5]), 32
+    mean = (first + second) / 2
+    read = read_moments(
+        step_with([rows * (first @ first + second @ second)], (rows,), mean @ mean, groups=[2], num_norm_steps=2)
+    )
+    assert read == estimate_gradient_moments([first @ first, second @ second], (rows, rows), mean @ mean)
+
+
+@given(st.floats(1e-12, 1e12))
+def test_rounding_of_equal_gradients_is_no_lossy_reduction_and_no_noise(size):
+    read = read_moments(step_with([8 * size, 8 * size], (8, 8), float(f"{size * (1 + 1e-8):.9g}")))
+    assert read.noise_trace == 0.0
+    assert read.sq_norm == pytest.approx(size, rel=1e-6)
+
+
+@pytest.mark.parametrize("shares", [(64, 64, 64, 64), (30, 31, 97, 98), (16, 16, 112, 112), (4, 4, 124, 124)])
+def test_c1_the_ratio_of_sums_is_the_noise_scale_for_any_shares(shares):
+    local, reduced = draw(shares, 3000, trace=1600.0)
+    steps = [read_moments(step_with(norms * shares, shares, float(g))) for norms, g in zip(local, reduced, strict=True)]
+    assert noise_scale(steps) == pytest.approx(1600.0, rel=0.3)
+    assert np.mean([moments.noise_trace for moments in steps]) == pytest.approx(1600.0, rel=0.03)
