@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from rex_ray.control import handlers as do
@@ -43,6 +42,7 @@ from rex_ray.control.evidence import observe_step
 from rex_ray.control.notes import Note
 from rex_ray.control.outcome import Handler, Mode, Rules
 from rex_ray.control.phases import ControllerState, Ended, Phase, Running, Starting, Switching, Waiting
+from rex_ray.core.changed import changed
 from rex_ray.core.errors import IllegalEventError
 from rex_ray.policies.base import Policy
 from rex_ray.policies.bsp import bsp
@@ -130,7 +130,7 @@ class Controller:
             outcome = _handler(self._state.phase, event)(self._rules, self._state, event)
         except IllegalEventError as error:
             raise IllegalEventError(error.message, tuple(_brief(past) for past in self._history)) from None
-        self._state = replace(outcome.state, num_events=self._state.num_events + 1)
+        self._state = changed(outcome.state, num_events=self._state.num_events + 1)
         self._notes.extend(outcome.notes)
         self._history.append(event)
         return outcome.commands

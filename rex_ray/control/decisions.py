@@ -11,6 +11,7 @@ from rex_ray.control.commands import ApplyAllocation, CancelSearch, RequestWorld
 from rex_ray.control.notes import Decided, Deferred, Found, Refused
 from rex_ray.control.outcome import Outcome, Rules
 from rex_ray.control.phases import ControllerState, Group, Publication, Running, Switching
+from rex_ray.core.changed import changed
 from rex_ray.core.observations import Observation
 from rex_ray.core.types import Allocation, Problem
 from rex_ray.policies import base
@@ -37,7 +38,7 @@ def ask(rules: Rules, state: ControllerState, observation: Observation) -> Outco
     """Show the policy an observation and act on its answer."""
     rng = cast("np.random.Generator", _LazyGenerator(rules.seed, state.num_events))
     decision, policy_state = rules.policy.decide(state.policy_state, observation, rng)
-    return _act(rules, replace(state, policy_state=policy_state, last_reason=decision.reason), decision)
+    return _act(rules, changed(state, policy_state=policy_state, last_reason=decision.reason), decision)
 
 
 def _act(rules: Rules, state: ControllerState, decision: Decision) -> Outcome:

@@ -10,6 +10,7 @@ from rex_ray.control.events import StepObserved
 from rex_ray.control.notes import Applied, Measured, Note
 from rex_ray.control.outcome import Outcome, Rules, drop
 from rex_ray.control.phases import ControllerState, Gauge, Publication, Running, Starting, Switching
+from rex_ray.core.changed import changed
 from rex_ray.core.errors import IllegalEventError
 from rex_ray.core.observations import AllocationApplied
 from rex_ray.core.types import StepFlag
@@ -73,7 +74,7 @@ def _judge_step(rules: Rules, state: ControllerState, event: StepObserved) -> Ou
     notes: tuple[Note, ...] = ()
     if event.flags == StepFlag.NONE:
         gauge, notes = _gauge(rules, state, event)
-    seen = replace(state, last_step=event.step, step_us=int(event.step_us.max()), gauge=gauge)
+    seen = changed(state, last_step=event.step, step_us=int(event.step_us.max()), gauge=gauge)
     told = ask(rules, seen, event)
     return replace(told, notes=(*notes, *told.notes)) if notes else told
 
@@ -83,7 +84,7 @@ def _gauge(rules: Rules, state: ControllerState, event: StepObserved) -> tuple[G
     gauge = state.gauge
     slowest_us = (*gauge.slowest_us[1 - rules.gauge_steps :], int(event.own_us.max()))
     if gauge.before_us is None or len(slowest_us) < rules.gauge_steps:
-        return replace(gauge, slowest_us=slowest_us), ()
+        return changed(gauge, slowest_us=slowest_us), ()
     after_us = int(statistics.median(slowest_us))
     per_row = (after_us / max(1, int(event.num_rows.sum()))) / (max(1, gauge.before_us) / gauge.before_rows)
     measured = Measured(

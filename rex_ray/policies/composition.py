@@ -8,6 +8,7 @@ from typing import Generic, TypeVar, assert_never
 import numpy as np
 
 from rex_ray.core.apportion import apportion
+from rex_ray.core.changed import changed
 from rex_ray.core.observations import (
     AllocationApplied,
     Observation,
@@ -138,7 +139,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
             heard = None
         look = SearchView(offer=heard, alarm=alarm)
         sought, search = self.search.observe(state.search, step, self.split.model(split), look)
-        after = replace(state, growth=growth, split=split, trigger=trigger, search=search)
+        after = changed(state, growth=growth, split=split, trigger=trigger, search=search)
         reason = offer if isinstance(offer, str) else offer.reason
         if isinstance(batch, BatchPlan):
             change = self._grow(after, batch)

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from rex_ray.core.changed import changed
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import AllocationApplied, Observation, StepObserved
 from rex_ray.core.types import Allocation, IntArray, Problem, StepFlag, read_only
@@ -107,17 +108,21 @@ class RollBack(Generic[StateT]):
     ) -> tuple[Decision, RollBackState[StateT]]:
         """Judge one observation; see ``Policy.decide``."""
         decision, inner = self.inner.decide(state.inner, observation, rng)
-        state = replace(state, inner=inner)
+        trial = state.trial
+        if isinstance(decision, Reallocate) and decision.search_id is not None:
+            trial = decision.proposal.local_batch_sizes
+        state = changed(
+            state,
+            inner=inner,
+            trial=trial,
+            newest_step=observation.step if isinstance(observation, StepObserved) else state.newest_step,
+        )
         if isinstance(observation, AllocationApplied):
             return decision, self._applied(state, observation)
-        if isinstance(decision, Reallocate) and decision.search_id is not None:
-            state = replace(state, trial=decision.proposal.local_batch_sizes)
-        if isinstance(observation, StepObserved):
-            state = replace(state, newest_step=observation.step)
-            if observation.flags == StepFlag.NONE and self._runs_as_planned(state, observation):
-                state, finding = self._measure(state, observation)
-                if finding is not None:
-                    decision = replace(decision, findings=(*decision.findings, finding))
+        if isinstance(observation, StepObserved) and self._is_evidence(state, observation):
+            state, finding = self._measure(state, observation)
+            if finding is not None:
+                decision = replace(decision, findings=(*decision.findings, finding))
         return self._overrule(state, decision), state
 
     def _applied(self, state: RollBackState[StateT], applied: AllocationApplied) -> RollBackState[StateT]:
@@ -146,14 +151,17 @@ class RollBack(Generic[StateT]):
             num_bans=state.num_bans + left,
         )
 
-    def _runs_as_planned(self, state: RollBackState[StateT], step: StepObserved) -> bool:
-        return state.present is not None and tuple(step.num_rows.tolist()) == state.present.local_batch_sizes
+    def _is_evidence(self, state: RollBackState[StateT], step: StepObserved) -> bool:
+        """Whether a step is clean and has the present shares' rows."""
+        if step.flags != StepFlag.NONE or state.present is None:
+            return False
+        return tuple(step.num_rows.tolist()) == state.present.local_batch_sizes
 
     def _measure(
         self, state: RollBackState[StateT], step: StepObserved
     ) -> tuple[RollBackState[StateT], Finding | None]:
         recent = np.concatenate([state.recent_us[1 - self.num_after :], step.own_us[None]])
-        state = replace(state, recent_us=read_only(recent, np.int64))
+        state = changed(state, recent_us=read_only(recent, np.int64))
         if state.before is None or state.present is None or len(recent) < self.num_after:
             return state, None
         old_us, new_us = state.before_us.max(axis=1), recent.max(axis=1)

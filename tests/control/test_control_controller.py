@@ -235,12 +235,12 @@ def test_a_lost_worker_ends_the_groups_evidence_and_the_next_group_inherits_what
     controller = running(make_policy("rex"))
     for step in range(12):
         controller.handle(step_of(step, 1, own_us=(90_000, 30_000)))
-    learnt = controller.state.policy_state.split.book
+    learnt = controller.state.policy_state.inner.split.book
     controller.handle(WorkerLost(generation="g", rank=1, reason="SIGKILL"))
     assert isinstance(controller.phase, Waiting)
     assert controller.handle(step_of(12, 1)) == ()
     controller.handle(started("h", num_workers=3, step=8))
-    assert controller.state.policy_state.split.book.learnt
+    assert controller.state.policy_state.inner.split.book.learnt
     assert not learnt.learnt
     controller.handle(WorkerLost(generation="g", rank=0, reason="an echo of the old group"))
     assert isinstance(controller.phase, Starting)
