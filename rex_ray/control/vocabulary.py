@@ -5,7 +5,17 @@ from __future__ import annotations
 from rex_ray.control import commands, events, notes, phases
 from rex_ray.control.codec import Codec
 from rex_ray.core import curves, search_problem, step_time, types
-from rex_ray.policies import base, composition, dlb, rollback, seams, spline_split, wrappers
+from rex_ray.policies import (
+    base,
+    composition,
+    dlb,
+    rollback,
+    seams,
+    search_state,
+    spline_split,
+    trigger_memory,
+    wrappers,
+)
 
 __all__ = ["CODEC"]
 
@@ -65,7 +75,24 @@ CODEC = Codec(
         dlb.EpochSplitState,
         spline_split.SplineSplitState,
         rollback.RollBackState,
+        search_state.AskedSearch,
+        search_state.Candidate,
+        search_state.Duel,
+        search_state.Patience,
+        search_state.Placing,
+        search_state.Quest,
+        search_state.SearchLedger,
+        search_state.SearchState,
+        search_state.ShareWatch,
+        search_state.TimedTrial,
+        search_state.Vouched,
         seams.Shares,
+        trigger_memory.Baseline,
+        trigger_memory.Footing,
+        trigger_memory.Limits,
+        trigger_memory.Past,
+        trigger_memory.TriggerState,
+        trigger_memory.Watch,
         wrappers.CooldownState,
     ]
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved, TrialRequested
 from rex_ray.core.types import Allocation, Problem
-from rex_ray.policies.base import Finding
+from rex_ray.policies.base import Finding, Reallocate
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.fixed_split import FixedSplit
 from rex_ray.policies.seams import Alarm, BatchPlan, Model, SearchView
@@ -86,9 +86,13 @@ class NoSearch:
         del result, model
         return "no search was asked for", state
 
-    def applied(self, state: None, applied: AllocationApplied) -> None:
+    def holds(self, state: None, offer: Reallocate) -> None:
+        """Speak for no shares."""
+        del state, offer
+
+    def applied(self, state: None, applied: AllocationApplied, model: Model | None) -> None:
         """Nothing to remember."""
-        del state, applied
+        del state, applied, model
 
 
 def bsp(local_batch_sizes: Sequence[int] | Mapping[str, int] | None = None) -> Composition[None, Problem, None, None]:

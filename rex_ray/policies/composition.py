@@ -137,6 +137,9 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         if heard is not None and "split" in self.advising:
             findings.append(_advice(heard, "split"))
             heard = None
+        if heard is not None and alarm is None and (held := self.search.holds(state.search, heard)) is not None:
+            findings.append(held)
+            heard = None
         look = SearchView(offer=heard, alarm=alarm)
         sought, search = self.search.observe(state.search, step, self.split.model(split), look)
         after = changed(state, growth=growth, split=split, trigger=trigger, search=search)
@@ -178,7 +181,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
             growth=self.growth.applied(state.growth, applied),
             split=self.split.applied(state.split, applied),
             trigger=self.trigger.applied(state.trigger, applied),
-            search=self.search.applied(state.search, applied),
+            search=self.search.applied(state.search, applied, self.split.model(state.split)),
             allocation=applied.allocation,
         )
 

@@ -13,7 +13,11 @@ from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.fixed_split import FixedSplit
 from rex_ray.policies.rollback import RollBack
+from rex_ray.policies.search import AxSearch
+from rex_ray.policies.search_trials import SearchRules
 from rex_ray.policies.spline_split import SplineSplit
+from rex_ray.policies.trigger import TwoLevelTrigger
+from rex_ray.policies.trigger_response import Response
 
 __all__ = ["PartMode", "rex"]
 
@@ -30,6 +34,19 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     min_steps: int = 6,
     max_review_steps: int = 96,
     num_sigmas: float = 2.0,
+    search_min_gain: float = 0.03,
+    search_measured: bool = True,
+    search_min_mismatch: float = 0.05,
+    search_trials: int = 10,
+    search_trial_steps: int = 10,
+    search_budget: float = 0.02,
+    trigger_min_factor: float = 1.15,
+    trigger_num_sds: float = 4.0,
+    trigger_hits: int = 2,
+    trigger_fast_factor: float = 1.3,
+    trigger_cooldown_steps: int = 5,
+    trigger_max_hold_steps: int = 160,
+    trigger_switch_cost_steps: float = 1.0,
     rollback: bool = True,
 ) -> Policy[Any]:
     """REX's method; see the parts for their options.
@@ -43,6 +60,19 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         min_steps: see ``SplineSplit``.
         max_review_steps: see ``SplineSplit``.
         num_sigmas: see ``SplineSplit``.
+        search_min_gain: see ``SearchRules``.
+        search_measured: whether a search may run candidates where the curves err.
+        search_min_mismatch: see ``SearchRules``.
+        search_trials: candidates of a measured search.
+        search_trial_steps: clean steps that time one.
+        search_budget: fraction of all steps that they may cost.
+        trigger_min_factor: see ``TwoLevelTrigger``.
+        trigger_num_sds: see ``TwoLevelTrigger``.
+        trigger_hits: see ``TwoLevelTrigger``.
+        trigger_fast_factor: see ``TwoLevelTrigger``; 0 leaves the two-level test alone.
+        trigger_cooldown_steps: see ``Response``.
+        trigger_max_hold_steps: see ``Response``.
+        trigger_switch_cost_steps: see ``Response``.
         rollback: whether shares that measure worse are taken back, see ``RollBack``.
 
     Raises:
@@ -55,12 +85,34 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     measured = SplineSplit(
         min_gain=min_gain, min_steps=min_steps, max_review_steps=max_review_steps, num_sigmas=num_sigmas
     )
+    rules = SearchRules(
+        min_gain=search_min_gain,
+        measured=search_measured and search == "auto" and split == "auto",
+        min_mismatch=search_min_mismatch,
+        max_measured_trials=search_trials,
+        trial_steps=search_trial_steps,
+        budget=search_budget,
+    )
+    watched = TwoLevelTrigger(
+        min_factor=trigger_min_factor,
+        num_sds=trigger_num_sds,
+        num_hits=trigger_hits,
+        fast_factor=trigger_fast_factor,
+        response=Response(
+            cooldown_steps=trigger_cooldown_steps,
+            max_hold_steps=trigger_max_hold_steps,
+            switch_cost_steps=trigger_switch_cost_steps,
+        ),
+    )
+    # What a search finds is a split: it does not act where the split itself may only advise.
+    if split == "advise" and search == "auto":
+        modes["search"] = "advise"
     method: Policy[Any] = Composition(
         name="rex",
         growth=FixedBatch(),
         split=FixedSplit() if split == "off" else measured,
-        trigger=NoTrigger(),
-        search=NoSearch(),
+        trigger=NoTrigger() if trigger == "off" or split == "off" else watched,
+        search=NoSearch() if search == "off" or split == "off" else AxSearch(rules=rules),
         advising=frozenset(part for part, mode in modes.items() if mode == "advise"),
     )
     return RollBack(method) if rollback else method

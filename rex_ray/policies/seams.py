@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved, TrialRequested
 from rex_ray.core.search_problem import SearchKind, SearchProblem
-from rex_ray.core.types import Allocation, BoolArray, FloatArray, Problem
+from rex_ray.core.types import Allocation, BoolArray, FloatArray, IntArray, Problem
 from rex_ray.policies.base import Finding, Reallocate, Search, TellTrial
 
 __all__ = ["Alarm", "BatchPlan", "Growth", "Model", "SearchPart", "SearchView", "Shares", "Split", "Trigger"]
@@ -86,6 +86,10 @@ class Model(Protocol):
 
         The reduction's time comes on top; who compares batches adds it.
         """
+        ...
+
+    def max_rows(self) -> IntArray | None:
+        """Return the most rows per rank that are known to fit its memory, shape ``[n]``; None while nothing is."""
         ...
 
     def search_problem(self, kind: SearchKind, incumbent: tuple[int, ...], max_trials: int) -> SearchProblem | None:
@@ -196,6 +200,10 @@ class SearchPart(Protocol[SearchT]):
         """Turn a search's result into a proposal, or say why not."""
         ...
 
-    def applied(self, state: SearchT, applied: AllocationApplied) -> SearchT:
-        """Take note of what the group now runs."""
+    def holds(self, state: SearchT, offer: Reallocate) -> Finding | None:
+        """Say why an offer of the split is held back (measured shares promise more), or None; never an alarm's."""
+        ...
+
+    def applied(self, state: SearchT, applied: AllocationApplied, model: Model | None) -> SearchT:
+        """Take note of what the group now runs, and of what the model says of it before its first step."""
         ...

@@ -71,6 +71,10 @@ class SplineModel:
         plan = _exact_plan(self.problem, self.book, global_batch_size)
         return None if plan is None else plan.step_time_s
 
+    def max_rows(self) -> IntArray | None:
+        """Return the most rows that fit each rank's memory."""
+        return None
+
     def search_problem(self, kind: SearchKind, incumbent: tuple[int, ...], max_trials: int) -> SearchProblem | None:
         """Return the search around the exact split of the incumbent's rows, or None while that is unknown."""
         plan = _exact_plan(self.problem, self.book, sum(incumbent))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rex_ray.control.commands import ApplyAllocation
 from rex_ray.control.controller import Controller
 from rex_ray.control.events import GroupStarted, StepObserved
 from rex_ray.control.journalled import JournalledController
@@ -163,7 +164,7 @@ def test_a_journal_alone_is_enough_to_feed_the_engine():
 def test_a_controller_that_decides_otherwise_is_found_out():
     run = play("rex", resnet50(), 150)
     other = feed_recorded(Controller(make_policy("bsp")), run.events)
-    assert compare_decisions(run.notes, other.notes) == "3 decisions were recorded, 1 were made"
+    assert compare_decisions(run.notes, other.notes) == "4 decisions were recorded, 1 were made"
     assert other.differences[0] == "step 18 ran under version 2, which was not published"
     later = feed_recorded(Controller(make_policy("rex", {"min_steps": 5})), run.events)
     assert "decisions[1]" in (compare_decisions(run.notes, later.notes) or "")
@@ -204,9 +205,10 @@ def test_e12_two_hundred_thousand_steps_leave_bounded_memory_and_few_messages():
     zeros = np.zeros(2, dtype=np.int64)
     sizes, messages = [], 0
     for step in range(200_000):
+        messages += len(commands)
         for command in commands:
-            version, rows = command.allocation.version, np.array(command.allocation.local_batch_sizes)
-            messages += 1
+            if isinstance(command, ApplyAllocation):
+                version, rows = command.allocation.version, np.array(command.allocation.local_batch_sizes)
         own = ((20_000 + rows * (300, 100)) * noise[step % 1000]).astype(np.int64)
         commands = controller.handle(
             StepObserved(
@@ -224,7 +226,7 @@ def test_e12_two_hundred_thousand_steps_leave_bounded_memory_and_few_messages():
         if step % 50_000 == 49_999:
             sizes.append(len(str(CODEC.encode(controller.state))))
     assert max(sizes) <= min(sizes) + 64, "figures grow in digits, histories do not"
-    assert 1 < messages <= 5
+    assert 1 < messages <= 6, "shares, and one search, which nobody answers here"
     assert len(controller.take_notes()) < 50
 
 

@@ -1,0 +1,344 @@
+"""When shares are searched for beyond the exact split, and what is believed of the answer.
+
+The exact split is optimal on the curves, so a search *on the curves* can only confirm it, and says so. Where a
+prediction and what came of it differ for good, the curves lack a structure (tiles, contention, a loader's limit), and
+only measured candidates can tell more: they cost time, and are run within a budget.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved, TrialRequested
+from rex_ray.core.search_problem import SearchKind
+from rex_ray.core.types import Problem, StepFlag
+from rex_ray.policies.base import Finding, Proposal, Reallocate, Search, TellTrial
+from rex_ray.policies.limits import share_bounds
+from rex_ray.policies.seams import Model, SearchView
+from rex_ray.policies.search_state import (
+    AskedSearch,
+    Candidate,
+    Duel,
+    Patience,
+    Placing,
+    Quest,
+    SearchLedger,
+    SearchState,
+    ShareWatch,
+    Stage,
+    TimedTrial,
+)
+from rex_ray.policies.search_trials import (
+    Answer,
+    SearchRules,
+    conclude,
+    fight,
+    finding,
+    is_clean,
+    no_steps,
+    place,
+    time_trial,
+)
+
+__all__ = ["AxSearch"]
+
+_VOUCH_WINDOW = 32
+_VOUCH_DRIFT = 1.15
+"""Shares that take this many times what they took in the duel run in another world than the one that it judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxSearch:
+    """Asks for searches on the curves after a start, a change of batch or an event; for measured ones where curves err.
+
+    A measured search proposes one candidate at a time. Each is put in place, timed, and told back; the fastest then
+    runs in turn with the shares before it, and stays only if it is faster beyond doubt. An alarm, another batch or
+    another group ends a search at once. Whoever wins by measurement is vouched for: the split's predictions do not
+    move it unless they promise more than the curves have erred by.
+
+    Attributes:
+        rules: the hyperparameters.
+    """
+
+    rules: SearchRules = field(default_factory=SearchRules)
+
+    def init(self, problem: Problem, prior: SearchState | None) -> SearchState:
+        """Begin with a worker group; costs and pacing are carried over."""
+        ledger = prior.ledger if prior else SearchLedger(distance=self.rules.distance_steps)
+        return SearchState(problem=problem, ledger=ledger)
+
+    def busy(self, state: SearchState) -> bool:
+        """Whether trials or a duel are under way, or their outcome is being put in place."""
+        stage = state.stage
+        return isinstance(stage, TimedTrial | Duel) or (isinstance(stage, Placing) and not stage.yields)
+
+    def holds(self, state: SearchState, offer: Reallocate) -> Finding | None:
+        """Say why an offer of the split is held back: it promises less than what runs would have to be wrong by."""
+        vouched = state.vouched
+        planned_s = offer.evidence.get("planned_step_time_s")
+        if vouched is None or state.sizes != vouched.measured.shares or planned_s is None:
+            return None
+        now_s = _middle(vouched.recent_s) if len(vouched.recent_s) >= self.rules.trial_steps else None
+        now_s = vouched.measured.slowest_s if now_s is None else now_s
+        if now_s > _VOUCH_DRIFT * vouched.measured.slowest_s or planned_s < (1 - vouched.margin) * now_s:
+            return None
+        return finding(
+            "measured shares stay",
+            f"the curves promise {planned_s:.4g} s and were off by {vouched.margin:.0%}; what runs takes {now_s:.4g} s",
+            {"planned_step_time_s": planned_s, "measured_step_time_s": now_s, "margin": vouched.margin},
+        )
+
+    def observe(
+        self, state: SearchState, step: StepObserved, model: Model | None, look: SearchView
+    ) -> tuple[Answer, SearchState]:
+        """Judge a step; see ``SearchPart.observe``."""
+        if look.alarm is not None:
+            return self._disturbed(state, step)
+        if state.news is not None:
+            return state.news, replace(state, news=None)
+        match state.stage:
+            case None:
+                return self._rest(state, step, model, look)
+            case AskedSearch() as asked:
+                return self._wait(state, asked, step, model)
+            case TimedTrial() as trial:
+                return time_trial(self.rules, state, trial, step)
+            case Duel() as duel:
+                return fight(self.rules, state, duel, step)
+            case Placing() as placing:
+                return place(self.rules, state, placing, step)
+
+    def trial(
+        self, state: SearchState, requested: TrialRequested, model: Model | None
+    ) -> tuple[Reallocate | TellTrial | Finding, SearchState]:
+        """Run a candidate; refuse one that nobody waits for or that does not fit the workers."""
+        quest = self._quest_of(state, requested.search_id)
+        fault = "no search waits for trials" if quest is None else _fault_of(state, requested.local_batch_sizes, model)
+        if quest is None or fault is not None:
+            refused = TellTrial(
+                search_id=requested.search_id,
+                trial=requested.trial,
+                objective=math.inf,
+                reason=f"trial {requested.trial} is refused: {fault}",
+            )
+            return refused, state
+        shares = requested.local_batch_sizes
+        stage = TimedTrial(quest=quest, trial=requested.trial, shares=shares, own_s=no_steps(state.problem.num_workers))
+        reason = f"trial {requested.trial} of a measured search"
+        if shares == state.sizes:
+            return finding(f"trial {requested.trial}", f"{reason}: these shares run already"), replace(
+                state, stage=stage
+            )
+        run = Reallocate(proposal=Proposal(local_batch_sizes=shares), reason=reason, search_id=requested.search_id)
+        return run, replace(state, stage=stage)
+
+    def answer(
+        self, state: SearchState, result: SearchResult, model: Model | None
+    ) -> tuple[Reallocate | Finding | str, SearchState]:
+        """Judge what a search ended with."""
+        stage = state.stage
+        if isinstance(stage, TimedTrial) and stage.quest.search_id == result.search_id:
+            return conclude(self.rules, state, stage.quest, result.reason)
+        if not isinstance(stage, AskedSearch):
+            return "a search ended that nobody waits for", state
+        if result.local_batch_sizes is None or stage.kind == "measured":
+            return self._fruitless(state, stage.kind, result.reason)
+        ledger = replace(state.ledger, next_model_step=state.newest_step + self.rules.model_distance_steps)
+        return self._weigh(replace(state, stage=None, wants_model=False, ledger=ledger), result, model)
+
+    def applied(self, state: SearchState, applied: AllocationApplied, model: Model | None) -> SearchState:
+        """Take note of what the group now runs, and of what the curves say of it beforehand."""
+        shares = applied.allocation.local_batch_sizes
+        if shares == state.sizes:
+            return state
+        own_s = None if model is None else model.own_s(shares)
+        watch = ShareWatch(predicted_s=None if own_s is None else float(own_s.max()))
+        state, old = replace(state, sizes=shares, watch=watch), state
+        if old.sizes is None or sum(old.sizes) != sum(shares):
+            ended = _ended(old.stage, "the global batch changed") if old.sizes is not None else None
+            return replace(state, stage=None, vouched=None, wants_model=True, news=ended)
+        stage = _after_switch(old.stage, shares)
+        keeps = state.vouched is not None and (stage is not None or state.vouched.measured.shares == shares)
+        lost = isinstance(old.stage, AskedSearch) and old.stage.kind == "model"
+        return replace(
+            state, stage=stage, vouched=state.vouched if keeps else None, wants_model=state.wants_model or lost
+        )
+
+    def _rest(
+        self, state: SearchState, step: StepObserved, model: Model | None, look: SearchView
+    ) -> tuple[Answer, SearchState]:
+        """Nothing is going on: compare the present shares with their prediction, and ask where it is time."""
+        if state.sizes is None or step.flags != StepFlag.NONE:
+            return None, state
+        sizes = state.sizes
+        if state.vouched is not None and is_clean(step, sizes):
+            recent = (*state.vouched.recent_s[1 - _VOUCH_WINDOW :], float(step.own_us.max()) * 1e-6)
+            state = replace(state, vouched=replace(state.vouched, recent_s=recent))
+        watch = state.watch
+        if watch.num_clean < self.rules.settle_steps:
+            return None, replace(state, watch=self._watched(watch, step)) if is_clean(step, sizes) else state
+        if look.offer is not None or model is None or state.problem.num_workers < 2:
+            return None, state
+        kind = self._due(state, step.step)
+        return (None, state) if kind is None else self._ask(replace(state, newest_step=step.step), kind, model)
+
+    def _watched(self, watch: ShareWatch, step: StepObserved) -> ShareWatch:
+        if len(watch.slowest_s) == self.rules.watch_steps:
+            return replace(watch, num_clean=watch.num_clean + 1)
+        slowest_s = (*watch.slowest_s, float(step.own_us.max()) * 1e-6)
+        mismatch = None
+        if len(slowest_s) == self.rules.watch_steps and watch.predicted_s is not None:
+            mismatch = abs(_middle(slowest_s) / watch.predicted_s - 1.0)
+        return replace(watch, slowest_s=slowest_s, num_clean=watch.num_clean + 1, mismatch=mismatch)
+
+    def _due(self, state: SearchState, step: int) -> SearchKind | None:
+        ledger, mismatch = state.ledger, state.watch.mismatch
+        if state.wants_model:
+            return "model" if step >= ledger.next_model_step else None
+        if not self.rules.measured or state.vouched is not None or step < ledger.next_measured_step:
+            return None
+        if mismatch is None or mismatch <= self.rules.min_mismatch:
+            return None
+        return "measured" if ledger.lost_steps < self.rules.allowance(step, mismatch) else None
+
+    def _ask(self, state: SearchState, kind: SearchKind, model: Model) -> tuple[Answer, SearchState]:
+        assert state.sizes is not None
+        most = self.rules.max_model_trials if kind == "model" else self.rules.max_measured_trials
+        problem = model.search_problem(kind, state.sizes, most)
+        if problem is None:
+            ledger = state.ledger
+            later = state.newest_step + self.rules.ask_again_steps
+            if kind == "model":
+                return None, replace(state, ledger=replace(ledger, next_model_step=later))
+            return None, replace(state, ledger=replace(ledger, next_measured_step=later))
+        evidence = {"num_trials": float(most)}
+        reason = "a search on the curves, beside the exact split"
+        if kind == "measured":
+            mismatch = state.watch.mismatch or 0.0
+            evidence |= {"mismatch": mismatch, "lost_steps": state.ledger.lost_steps}
+            reason = f"steps take {mismatch:.1%} else than predicted and no other split is promised: candidates are run"
+        stage = state.stage if isinstance(state.stage, AskedSearch) else AskedSearch(kind=kind)
+        return Search(problem=problem, reason=reason, evidence=evidence), replace(state, stage=stage)
+
+    def _wait(
+        self, state: SearchState, asked: AskedSearch, step: StepObserved, model: Model | None
+    ) -> tuple[Answer, SearchState]:
+        asked = replace(asked, wait=asked.wait.after(step))
+        state = replace(state, stage=asked, newest_step=step.step)
+        if self.rules.is_out_of(asked.wait):
+            return self._fruitless(state, asked.kind, f"no answer within {asked.wait.steps} steps")
+        # The controller starts none during a switch, and says nothing; one that runs already is not started twice.
+        if model is not None and asked.wait.steps % self.rules.ask_again_steps == 0:
+            return self._ask(state, asked.kind, model)
+        return None, state
+
+    def _fruitless(self, state: SearchState, kind: SearchKind, reason: str) -> tuple[Finding, SearchState]:
+        ledger = state.ledger.failed(kind, state.newest_step, self.rules.max_distance_steps)
+        wait = state.ledger.distance
+        said = f"{reason}; the exact split stands, and is asked about again in {wait} steps"
+        return finding("search lost", said, {"wait_steps": float(wait)}), replace(state, stage=None, ledger=ledger)
+
+    def _weigh(
+        self, state: SearchState, result: SearchResult, model: Model | None
+    ) -> tuple[Reallocate | Finding | str, SearchState]:
+        """Compare a search's candidate with the present shares on today's curves."""
+        shares = result.local_batch_sizes
+        assert shares is not None
+        now_s = None if model is None or state.sizes is None else model.own_s(state.sizes)
+        fault = _fault_of(state, shares, model)
+        if model is None or now_s is None or fault is not None:
+            return finding("candidate refused", f"the search's candidate does not fit: {fault}"), state
+        then_s = model.own_s(shares)
+        gain = 1.0 - float(then_s.max()) / float(now_s.max()) if then_s is not None else 0.0
+        evidence = {"gain": gain, "needed_gain": self.rules.min_gain, "step_time_s": float(now_s.max())}
+        if result.objective is not None and math.isfinite(result.objective):
+            evidence["objective"] = result.objective
+        if gain <= self.rules.min_gain:
+            said = f"the exact split stands: the search found {max(gain, 0.0):.1%} of {float(now_s.max()):.4g} s"
+            return finding("exact split stands", said, evidence), state
+        placing = Placing(
+            shares=shares,
+            reason=f"a search on the curves saves {gain:.1%} of {float(now_s.max()):.4g} s",
+            search_id=result.search_id,
+            predicted_gain=gain,
+            evidence=evidence,
+        )
+        move = Reallocate(
+            proposal=Proposal(local_batch_sizes=shares),
+            reason=placing.reason,
+            predicted_gain=gain,
+            evidence=evidence,
+            search_id=result.search_id,
+        )
+        return move, replace(state, stage=placing)
+
+    def _disturbed(self, state: SearchState, step: StepObserved) -> tuple[Answer, SearchState]:
+        """A rank's speed changed: what was measured before is void, and so is what is being measured."""
+        stage = state.stage
+        after = replace(
+            state, stage=None, vouched=None, wants_model=True, watch=ShareWatch(), newest_step=step.step, news=None
+        )
+        if not isinstance(stage, TimedTrial | Duel):
+            return None, after
+        reason = "a change of speed ended the measured search"
+        incumbent = stage.quest.incumbent.shares
+        if state.sizes != incumbent:
+            after = replace(after, stage=Placing(shares=incumbent, reason=reason, yields=True))
+        return finding("search ended", reason), after
+
+    def _quest_of(self, state: SearchState, search_id: str) -> Quest | None:
+        """Return the search that waits for this trial, begun by its first; None if none does."""
+        stage = state.stage
+        if isinstance(stage, TimedTrial) and stage.trial is None and stage.quest.search_id == search_id:
+            return stage.quest
+        if not isinstance(stage, AskedSearch) or stage.kind != "measured" or state.sizes is None:
+            return None
+        if not state.watch.slowest_s:
+            return None
+        incumbent = Candidate(shares=state.sizes, slowest_s=_middle(state.watch.slowest_s))
+        return Quest(search_id=search_id, incumbent=incumbent, mismatch=state.watch.mismatch or 0.0)
+
+
+def _after_switch(stage: Stage, shares: tuple[int, ...]) -> Stage:
+    """Return the stage after other shares of the same batch were put in place.
+
+    Whoever put in place what was not asked for (a switch that came late, a wrapper), the stage goes on asking; only a
+    search that has not answered yet is over, since what it was asked is no longer the question.
+    """
+    match stage:
+        case TimedTrial():
+            return replace(stage, own_s=no_steps(len(shares)), wait=Patience())
+        case Duel():
+            return replace(stage, current=(), wait=Patience())
+        case Placing() if stage.shares != shares:
+            return stage
+        case _:
+            return None
+
+
+def _ended(stage: Stage, why: str) -> Finding | None:
+    if not isinstance(stage, TimedTrial | Duel):
+        return None
+    return finding("search ended", f"{why} while candidates were measured")
+
+
+def _fault_of(state: SearchState, shares: tuple[int, ...], model: Model | None) -> str | None:
+    """Say why the group cannot run these shares, or None."""
+    if state.sizes is None or len(shares) != state.problem.num_workers or sum(shares) != sum(state.sizes):
+        return "its shares are not those of the present batch"
+    lower, upper = share_bounds(state.problem, sum(shares))
+    if model is not None and (limits := model.max_rows()) is not None:
+        upper = np.maximum(np.minimum(upper, limits), lower)
+    rows = np.asarray(shares, dtype=np.int64)
+    if (rows < lower).any():
+        return f"rank {int(np.argmax(rows < lower))} has too few rows"
+    if (rows > upper).any():
+        return f"rank {int(np.argmax(rows > upper))} cannot hold {int(rows[np.argmax(rows > upper)])} rows"
+    return None
+
+
+def _middle(values: tuple[float, ...]) -> float:
+    return float(np.median(values))
