@@ -70,7 +70,7 @@ class _Variant:
         self._tracker = StepTracker(
             rank=0, options=options, device=torch.device("cpu"), generation="parts", records=RecordQueue(lambda _: None)
         )
-        self._tracker.parameters = list(self._net.parameters())
+        self._tracker.norms.parameters = list(self._net.parameters())
         if num_parts > 0:
             OutputWeights(self._tracker, by_tokens=False, complete=None).install(model)
         if num_parts > 1:
@@ -96,6 +96,6 @@ class _Variant:
         began_s = time.perf_counter()
         train_step(self._model, self._optimizer, self._inputs)
         took_s = time.perf_counter() - began_s
-        if (in_hand.local_sq is not None) != self._takes_norms:
+        if (in_hand.norms.local_sq is not None) != self._takes_norms:
             raise RuntimeError(f"a step that should {'' if self._takes_norms else 'not '}take norms did otherwise")
         return took_s

@@ -70,6 +70,7 @@ class ControlActor:
             global_batch_size=group.global_batch_size,
             max_global_batch_size=max(self._config.growth_limit, group.global_batch_size),
             dataset_size=group.dataset_size,
+            optimizer=group.optimizer,
         )
         self._host.handle(
             GroupStarted(generation=group.generation, problem=problem, step=group.step, allocation=group.allocation)

@@ -39,7 +39,7 @@ class Reduction:
     def average_by(self, state: Any, hook: CommHook) -> None:
         """Average by the user's hook instead; its rounding would be taken for gradient noise, so norms stop."""
         self._average = (state, hook)
-        self._tracker.lossless = False
+        self._tracker.norms.lossless = False
         self._joins_late = False
 
     def install(self, ddp: DistributedDataParallel) -> None:
@@ -49,7 +49,7 @@ class Reduction:
             ConfigError: the user registered one before; DDP takes one.
         """
         on_host = all(p.device.type == "cpu" for p in ddp.parameters())
-        self._joins_late = on_host and ddp.gradient_as_bucket_view and self._tracker.lossless
+        self._joins_late = on_host and ddp.gradient_as_bucket_view and self._tracker.norms.lossless
         try:
             ddp.register_comm_hook(self, reduce_bucket)
         except RuntimeError as error:
@@ -71,8 +71,8 @@ class Reduction:
         elif step.num_rows == 0 and not bucket.buffer().is_sparse:
             # A model may divide by its input; on rows of zeros that is no gradient but NaN times zero.
             torch.nan_to_num_(bucket.buffer(), nan=0.0, posinf=0.0, neginf=0.0)
-        if self._tracker.measures_norm:
-            self._tracker.measure(bucket.buffer())
+        if step is not None and self._tracker.measures_norm:
+            self._tracker.norms.look_at(step, bucket)
         if is_last:
             # DDP queues its own end after this hook; what is queued from within the queue comes after that.
             at_end_of_backward(lambda: at_end_of_backward(self._join))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rex_ray.core.errors import ConfigError, RexError
-from rex_ray.core.types import Allocation, WorkerSpec
+from rex_ray.core.types import Allocation, OptimizerFamily, WorkerSpec
 from rex_ray.worker import joining, state
 from rex_ray.worker.link import ControlLink
 from rex_ray.worker.loader import (
@@ -86,13 +86,19 @@ class Feed:
         return epoch == num_epochs - 1 and self._tracker.position.cursor >= self.dataset_size
 
     def loader(
-        self, dataset: Any, spec: WorkerSpec, end_pass: Callable[[], None], options: dict[str, Any]
+        self,
+        dataset: Any,
+        spec: WorkerSpec,
+        optimizer: OptimizerFamily,
+        end_pass: Callable[[], None],
+        options: dict[str, Any],
     ) -> TrainLoader:
         """Make the training loader, and join the controller with it.
 
         Args:
             dataset: the user's data set.
             spec: who this rank is.
+            optimizer: what its gradient is given to.
             end_pass: called on every rank when an epoch's last batch is consumed.
             options: the user's DataLoader options.
 
@@ -108,7 +114,8 @@ class Feed:
         num_rows = check_map_style(dataset, "session.loader")
         reference = joining.reference_batch(self._options, num_rows, self._values.size)
         self._check_restored(num_rows)
-        member = joining.Member(spec=spec, dataset_size=num_rows, ahead=batches_drawn_ahead(options))
+        ahead = batches_drawn_ahead(options)
+        member = joining.Member(spec=spec, dataset_size=num_rows, ahead=ahead, optimizer=optimizer)
         members = joining.gather_members(self._values, member)
         resumed = None if self._restored is None else state.allocation_of(self._restored)
         info = joining.group_info(self._generation, members, reference, self._tracker.position.step, resumed)

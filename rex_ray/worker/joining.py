@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rex_ray.core.errors import ConfigError, LinkError, RexError
-from rex_ray.core.types import Allocation, WorkerSpec
+from rex_ray.core.types import Allocation, OptimizerFamily, WorkerSpec
 from rex_ray.worker.link import ControlLink, GroupInfo, NullLink
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.side_group import SideGroup
@@ -27,11 +27,13 @@ class Member:
         spec: who it is.
         dataset_size: rows of its training set; must be the same everywhere.
         ahead: batches that its loader draws ahead.
+        optimizer: what its gradient is given to.
     """
 
     spec: WorkerSpec
     dataset_size: int
     ahead: int
+    optimizer: OptimizerFamily = "sgd"
 
 
 def reference_batch(options: WorkerOptions, dataset_size: int, num_ranks: int) -> int:
@@ -88,6 +90,7 @@ def group_info(
         global_batch_size=global_batch_size,
         step=step,
         allocation=resumed,
+        optimizer=members[0].optimizer,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from rex_ray.core.apportion import rows_per_rank
-from rex_ray.core.types import Allocation, StepRecord, WorkerSpec
+from rex_ray.core.types import Allocation, OptimizerFamily, StepRecord, WorkerSpec
 
 __all__ = ["ControlLink", "GroupInfo", "MetricRecord", "NullLink", "Record", "Reporter"]
 
@@ -27,6 +27,7 @@ class GroupInfo:
         global_batch_size: reference batch, after clamping to a small data set where that was asked for.
         step: next optimizer step (not 0 after a resume).
         allocation: allocation of the checkpoint that training resumes from, or None.
+        optimizer: what the gradient is given to, and so how its norms are measured.
     """
 
     generation: str
@@ -35,6 +36,7 @@ class GroupInfo:
     global_batch_size: int
     step: int
     allocation: Allocation | None
+    optimizer: OptimizerFamily = "sgd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,9 @@ class Gradients:
         count = max(min(num_chunks, rows), 1)
         bounds = [rows * i // count for i in range(count + 1)]
         step.chunks_open = True
+        if count > 1:
+            step.num_chunks = count
+            self._watch(step)
         for start, stop in pairwise(bounds):
             step.chunk_rows = stop - start
             is_last = stop == rows
@@ -68,6 +71,7 @@ class Gradients:
         step = self._tracker.need_in_hand("session.accumulate")
         self._agree(step, weight, "session.accumulate(weight=num_tokens)")
         step.own_chunks = True
+        self._watch(step)
         with self._hold(step):
             yield
 
@@ -103,6 +107,10 @@ class Gradients:
         with step.timer.paused():
             total = self._group.sum(torch.tensor([step.tokens], dtype=torch.float64), "the step's token count")
         step.total_tokens = float(total)
+
+    def _watch(self, step: StepInHand) -> None:
+        if self._tracker.measures_norm:
+            self._tracker.norms.watch(step)
 
     @contextmanager
     def _hold(self, step: StepInHand) -> Iterator[None]:

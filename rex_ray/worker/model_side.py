@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.core.types import OptimizerFamily
 from rex_ray.worker import replicas
 from rex_ray.worker.comm_hook import CommHook, Reduction
 from rex_ray.worker.guard import ReplicaGuard
 from rex_ray.worker.microbatch import Gradients
 from rex_ray.worker.optimizer_hooks import OptimizerHooks
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.probes import total_squared_norm
+from rex_ray.worker.preconditioner import AdamPreconditioner, optimizer_family
 from rex_ray.worker.side_group import SideGroup, distributed
 from rex_ray.worker.state import Prepared
 from rex_ray.worker.tracker import StepTracker
@@ -42,6 +43,7 @@ class ModelSide:
         self._values = values
         self._torch_device = torch_device
         self._model: nn.Module | None = None
+        self._optimizer_family: OptimizerFamily = "sgd"
         self._gradients: Gradients | None = None
         self._reduction: Reduction | None = None
         self._user_hook: tuple[Any, CommHook] | None = None
@@ -62,13 +64,21 @@ class ModelSide:
         """Whether the prepared model has batch normalisation; False before there is one."""
         return self._model is not None and has_batch_norm(self._model)
 
-    def prepare(self, model: nn.Module, parts: Prepared, restored: MutableMapping[str, Any] | None) -> nn.Module:
+    @property
+    def optimizer_family(self) -> OptimizerFamily:
+        """What the prepared optimizer makes of a gradient; SGD's before there is one."""
+        return self._optimizer_family
+
+    def prepare(
+        self, model: nn.Module, parts: Prepared, restored: MutableMapping[str, Any] | None, *, optimizer_known: bool
+    ) -> nn.Module:
         """Load what a save holds of the parts, then put DDP and the hooks around the model.
 
         Args:
             model: the model as the user gave it, bare or wrapped.
             parts: the bare model, and what steps it.
             restored: the save that training resumes from; what is loaded is taken out.
+            optimizer_known: the controller will hear of the optimizer; norms are taken as it understands them.
 
         Returns:
             The model that the user's loop calls.
@@ -82,8 +92,11 @@ class ModelSide:
         if self._torch_device is not None:
             bare.to(self._torch_device)
         self._tracker.device = next((p.device for p in bare.parameters()), self._tracker.device)
-        self._tracker.parameters = list(bare.parameters())
+        self._tracker.norms.parameters = list(bare.parameters())
         self._tracker.scaler = parts.scaler
+        self._optimizer_family = optimizer_family(parts.optimizer)
+        if optimizer_known and self._optimizer_family == "adam":
+            self._tracker.norms.preconditioner = AdamPreconditioner(parts.optimizer)
         if restored is not None:
             parts.load(restored)
         guard = ReplicaGuard(bare, frozen_matters=model is bare) if distributed() else None
@@ -128,6 +141,4 @@ class ModelSide:
     def _complete_gradient(self) -> None:
         """End a backward pass that nobody reduces: the local gradient is the global one."""
         self._tracker.last_gradient()
-        if self._tracker.measures_norm:
-            self._tracker.add_local_sq(total_squared_norm(self._tracker.parameters))
         self._tracker.reduction_ended()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,9 +59,8 @@ def squared_norm(values: torch.Tensor) -> torch.Tensor:
     return norm.square()
 
 
-def total_squared_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
-    """Return ``|g|^2`` over the parameters that have a gradient, as a 0-d tensor, at least in single precision."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
+def total_squared_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return ``|g|^2`` over some gradients as a 0-d tensor, at least in single precision."""
     exact = [g for g in gradients if not g.is_sparse and g.dtype in (torch.float32, torch.float64)]
     total: torch.Tensor = torch.nn.utils.get_total_norm(exact).square()
     # Noise is the small difference of two norms: half precision would round it away.
@@ -112,8 +111,8 @@ class PendingRecord:
             self.record,
             compute_s=self.timer.compute_s(),
             sync_s=self.timer.sync_s(),
-            weighted_sq_norm=_finite(local_sq, self.local_factor / scale**2),
-            global_sq_norm=_finite(global_sq, 1.0 / scale**2),
+            weighted_sq_norm=None if skipped else _finite(local_sq, self.local_factor / scale**2),
+            global_sq_norm=None if skipped else _finite(global_sq, 1.0 / scale**2),
             loss=_finite(self._read(self.loss), 1.0),
             flags=self.record.flags | (StepFlag.SKIPPED if skipped else StepFlag.NONE),
         )

@@ -181,15 +181,11 @@ class Session:
                 "rate follows the global batch, and have others saved with session.register(name=optimizer)"
             )
         parts = state.Prepared(model=replicas.unwrap(model), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-        prepared = self._model_side.prepare(model, parts, self._restored)
+        joined = self._feed.dataset_size is not None
+        prepared = self._model_side.prepare(model, parts, self._restored, optimizer_known=not joined)
         self._saves.prepared = parts
-        if self._feed.dataset_size is not None and self._model_side.normalises_over_rows:
-            warnings.warn(
-                "session.loader was called before session.prepare, so the controller does not know that the model "
-                "normalises over rows and may give a worker a single one; call prepare first (a scheduler that needs "
-                "len(loader) is saved with session.register(scheduler=scheduler))",
-                stacklevel=2,
-            )
+        if joined:
+            self._warn_of_late_prepare()
         if self._restored is not None:
             state.restore_rng(self._restored["rng"], self.rank, self.world_size)
         return (prepared, optimizer, *(part for part in (scheduler, scaler) if part is not None))
@@ -217,8 +213,14 @@ class Session:
                 batch that the data set or the number of workers does not allow.
         """
         fewest = 2 if self._model_side.normalises_over_rows else 1
-        spec = WorkerSpec(rank=self.rank, device=self.device_kind, node=self.node, min_local_batch_size=fewest)
-        loader = self._feed.loader(dataset, spec, self._end_pass, options)
+        spec = WorkerSpec(
+            rank=self.rank,
+            device=self.device_kind,
+            node=self.node,
+            min_local_batch_size=fewest,
+            memory_bytes=_device_memory(self._tracker.device),
+        )
+        loader = self._feed.loader(dataset, spec, self._model_side.optimizer_family, self._end_pass, options)
         # A full collection walks every object that torch and Ray ever made, and each rank has its own moment for it:
         # a pause of one rank is a pause of all. What is there now stays for the run, so it is not walked again.
         gc.freeze()
@@ -357,9 +359,29 @@ class Session:
             gc.unfreeze()
             self._link.close(limit_s)
 
+    def _warn_of_late_prepare(self) -> None:
+        """Say what the controller was not told, since the group joined it with the loader."""
+        unknown = []
+        if self._model_side.normalises_over_rows:
+            unknown.append("that the model normalises over rows, and may give a worker a single one")
+        if self._model_side.optimizer_family != "sgd":
+            unknown.append("that the optimizer is of Adam's kind, and has the learning rate follow the batch as SGD's")
+        if unknown:
+            warnings.warn(
+                "session.loader was called before session.prepare, so the controller does not know "
+                f"{', nor '.join(unknown)}; call prepare first (a scheduler that needs len(loader) is given to "
+                "session.prepare_scheduler afterwards)",
+                stacklevel=3,
+            )
+
     def _end_pass(self) -> None:
         self._tracker.gap()
         self._model_side.agree_on_buffers()
+
+
+def _device_memory(device: torch.device) -> int | None:
+    """Return the device's whole memory in bytes, None where a process has no memory of its own to fill."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 _current: Session | None = None

@@ -11,7 +11,7 @@ from rex_ray.core.types import StepFlag
 from rex_ray.worker.sampler import Plan
 from rex_ray.worker.timing import StepTimer
 
-__all__ = ["StepHook", "StepInHand", "StepInfo"]
+__all__ = ["StepHook", "StepInHand", "StepInfo", "StepNorms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,41 @@ class StepHook(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
+class StepNorms:
+    """What is measured of one step's gradient.
+
+    Attributes:
+        opened: whether anything is.
+        sound: whether it is what it should be; norms are left out of the record otherwise.
+        per_group: each backward pass is a gradient group of its own; else the rank's share is one.
+        num_passes: groups whose backward pass ended.
+        parts: of the pass under way, squared norms by parameter.
+        buckets: gradients that the reduction makes global, with their parameters where those matter.
+        local_sq: sum of ``factor``-less ``rows_j |g_j|^2`` over this rank's groups, loss-scaled.
+        factor: turns it into rows times squared norm of the unweighted gradient, but for the loss scale.
+        num_groups: groups with rows in it.
+        num_steps: see ``StepRecord.num_norm_steps``.
+        global_sq: squared norm of the reduced gradient, loss-scaled; rank 0 only.
+    """
+
+    opened: bool = False
+    sound: bool = True
+    per_group: bool = False
+    num_passes: int = 0
+    parts: dict[int, torch.Tensor] = field(default_factory=dict)
+    buckets: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=list)
+    local_sq: torch.Tensor | None = None
+    factor: float = 1.0
+    num_groups: int = 0
+    num_steps: int = 1
+    global_sq: torch.Tensor | None = None
+
+    def add_local(self, part: torch.Tensor) -> None:
+        """Add a part of the local squared norm; out of place, since a part may be on its way to the host."""
+        self.local_sq = part if self.local_sq is None else self.local_sq + part
+
+
+@dataclass(slots=True, kw_only=True)
 class StepInHand:
     """The batch that the user's loop holds.
 
@@ -59,6 +94,7 @@ class StepInHand:
         flags: known reasons why the step is no evidence.
         holding: gradients stay local for now (a micro-batch that is not the last one).
         chunk_rows: rows of the micro-batch under way; None: the whole share is one batch.
+        num_chunks: micro-batches that the session cut; 0: it cut none.
         own_chunks: the user cuts micro-batches; their rows are read off the model's input.
         chunks_open: a loop over micro-batches has not reached its last one.
         rows_seen: rows of the micro-batches whose backward pass ended.
@@ -72,7 +108,9 @@ class StepInHand:
         num_reductions: reductions that ended.
         consumed: the position has moved past this batch.
         closed: its record is written.
-        buckets: DDP's buffers, where the reduction leaves the global gradient; empty where nobody takes its norm.
+        norms: what is measured of its gradient.
+        scale: the loss scale; None without a gradient scaler.
+        loss: mean loss over this rank's rows.
     """
 
     plan: Plan
@@ -83,6 +121,7 @@ class StepInHand:
     flags: StepFlag
     holding: bool = False
     chunk_rows: int | None = None
+    num_chunks: int = 0
     own_chunks: bool = False
     chunks_open: bool = False
     rows_seen: int = 0
@@ -96,11 +135,9 @@ class StepInHand:
     num_reductions: int = 0
     consumed: bool = False
     closed: bool = False
-    local_sq: torch.Tensor | None = None
-    global_sq: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     loss: torch.Tensor | None = None
-    buckets: list[torch.Tensor] = field(default_factory=list)
+    norms: StepNorms = field(default_factory=StepNorms)
 
     @property
     def num_rows(self) -> int:
@@ -114,3 +151,21 @@ class StepInHand:
     def token_weight(self, tokens: float) -> float:
         """Return ``n * tokens / total``; 0 where nobody has a token."""
         return len(self.plan.num_rows) * tokens / self.total_tokens if self.total_tokens else 0.0
+
+    @property
+    def alone(self) -> bool:
+        """Whether this rank is the only one."""
+        return len(self.plan.num_rows) == 1
+
+    @property
+    def share_weight(self) -> float:
+        """The weight of this rank's whole share."""
+        return self.weight(self.num_rows) if self.tokens is None else self.token_weight(self.tokens)
+
+    def group_factor(self, weight: float) -> float:
+        """Return what turns the squared norm of a gradient that was weighted by ``weight`` into ``rows |g|^2``.
+
+        With ``w = n b / B`` and the gradient ``w g``, it is ``b / w^2 = B / (n w)``. Under token weights ``b`` is then
+        the group's share of the step in rows of the mean number of tokens, and the noise scale is in such rows.
+        """
+        return self.plan.total_rows / (len(self.plan.num_rows) * weight) if weight else 0.0

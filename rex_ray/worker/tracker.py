@@ -7,15 +7,15 @@ place where they meet; it holds the position in the data and turns each step int
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.core.types import StepFlag, StepRecord
+from rex_ray.worker.norms import GradientNorms
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.probes import DeferredScalar, PendingRecord, RecordQueue, squared_norm, total_squared_norm
+from rex_ray.worker.probes import DeferredScalar, PendingRecord, RecordQueue
 from rex_ray.worker.sampler import Plan, Position
 from rex_ray.worker.step import StepHook, StepInfo, StepInHand
 from rex_ray.worker.timing import StepTimer, now_s
@@ -49,9 +49,8 @@ class StepTracker:
         self.position = Position()
         self.in_hand: StepInHand | None = None
         self.hooks: list[StepHook] = []
-        self.parameters: Sequence[torch.nn.Parameter] = ()
+        self.norms = GradientNorms(options.norm_interval_steps)
         self.scaler: torch.amp.GradScaler | None = None
-        self.lossless = True
         self.prepared = False
         self.last_step_s: float | None = None
         self.batches_since_update = 0
@@ -68,6 +67,7 @@ class StepTracker:
             asked_s: when the loop asked for it; the step's wall time starts here.
             waited_s: how long the data took, without what was agreed with other ranks in between.
         """
+        self.norms.begin(plan.step)
         rows = plan.num_rows
         info = StepInfo(step=plan.step, num_rows=rows[self._rank], all_rows=rows, began_s=now_s(), data_s=waited_s)
         self.in_hand = StepInHand(
@@ -153,27 +153,11 @@ class StepTracker:
 
     @property
     def measures_norm(self) -> bool:
-        """Whether the gradient's norm is taken at this step, and would be that of this step's gradient alone."""
-        step, interval = self.in_hand, self._options.norm_interval_steps
-        return (
-            step is not None
-            and interval > 0
-            and step.plan.step % interval == 0
-            and self.lossless
-            and self.batches_since_update == 1
-        )
-
-    def add_local_sq(self, value: torch.Tensor) -> None:
-        """Add a part of the local gradient's squared norm, taken before the reduction."""
-        assert self.in_hand is not None, "norms are taken of a batch in hand"
-        # Out of place: a part may be on its way to the host.
-        self.in_hand.local_sq = value if self.in_hand.local_sq is None else self.in_hand.local_sq + value
-
-    def measure(self, bucket: torch.Tensor) -> None:
-        """Take the squared norm of a bucket of the local gradient, which the reduction will overwrite."""
-        self.add_local_sq(squared_norm(bucket))
-        if self._rank == 0 and self.in_hand is not None:
-            self.in_hand.buckets.append(bucket)
+        """Whether norms are taken at this step, and would be of this step's gradient alone."""
+        step = self.in_hand
+        if step is None or not self.norms.due(step.plan.step):
+            return False
+        return self.batches_since_update + (not step.backward_seen) == 1
 
     def reduction_ended(self) -> None:
         """Every gradient is the global one; the optimizer has not stepped."""
@@ -183,9 +167,8 @@ class StepTracker:
         for hook in self.hooks:
             hook.reduced(step.info)
         step.timer.reduced()
-        if self._rank == 0 and self.measures_norm:
-            step.global_sq = self._global_sq(step.buckets)
-        step.buckets.clear()
+        if self.measures_norm:
+            self.norms.reduced(step)
         step.num_reductions += 1
         step.called_since_reduction = False
 
@@ -211,12 +194,6 @@ class StepTracker:
             )
 
     # --- inside
-
-    def _global_sq(self, buckets: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return ``|g|^2``: of a few flat buffers where the gradient lies in them, else of every parameter's."""
-        if not buckets or any(bucket.is_sparse for bucket in buckets):
-            return total_squared_norm(self.parameters)
-        return torch.stack([squared_norm(bucket) for bucket in buckets]).sum()
 
     def _consume(self, step: StepInHand) -> None:
         if not step.consumed:
@@ -244,9 +221,8 @@ class StepTracker:
 
     def _pending_record(self, step: StepInHand, step_s: float) -> PendingRecord:
         once = step.num_reductions == 1
-        counted = float(step.num_rows) if step.tokens is None else step.tokens
-        weight = step.weight(step.num_rows) if step.tokens is None else step.token_weight(step.tokens)
-        measured = once and step.local_sq is not None
+        norms = step.norms
+        measured = once and norms.sound and norms.local_sq is not None
         record = StepRecord(
             generation=self._generation,
             epoch=step.plan.epoch,
@@ -258,16 +234,17 @@ class StepTracker:
             compute_s=0.0,
             sync_s=0.0,
             step_s=step_s,
-            num_groups=int(counted > 0),
+            num_groups=norms.num_groups if measured else int(step.share_weight > 0),
+            num_norm_steps=norms.num_steps if measured else 1,
             peak_memory_bytes=self._peak_memory(),
             flags=step.flags,
         )
         return PendingRecord(
             record=record,
             timer=step.timer,
-            local_sq=DeferredScalar(step.local_sq) if measured and step.local_sq is not None else None,
-            local_factor=counted / weight**2 if weight else 0.0,
-            global_sq=DeferredScalar(step.global_sq) if once and step.global_sq is not None else None,
+            local_sq=DeferredScalar(norms.local_sq) if measured and norms.local_sq is not None else None,
+            local_factor=norms.factor,
+            global_sq=DeferredScalar(norms.global_sq) if measured and norms.global_sq is not None else None,
             scale=DeferredScalar(step.scale) if step.scale is not None else None,
             loss=DeferredScalar(step.loss) if step.loss is not None else None,
         )

@@ -55,6 +55,7 @@ class OutputWeights:
         self._empty_call = False
         self._asleep: list[nn.Module] = []
         self._in_backward = False
+        self._pass_weight = 0.0
         self._sync_batch_norm = False
         self._stale_versions: list[int | None] | None = None
 
@@ -111,7 +112,7 @@ class OutputWeights:
 
         def scale(gradient: torch.Tensor) -> torch.Tensor:
             self._began()
-            w = weight()
+            w = self._pass_weight = weight()
             if w == 1.0:
                 return gradient
             # Not 0 * gradient: the mean over no rows is NaN, and so would the product be.
@@ -180,12 +181,14 @@ class OutputWeights:
             )
         if step.own_chunks:
             step.rows_seen += self._call_rows or 0
+        if step.norms.per_group:
+            self._tracker.norms.group_ended(step, self._pass_weight)
         if self._complete is not None and not step.holding:
             self._complete()
 
     def _gradient_versions(self) -> list[int | None]:
         """Return what tells whether a backward pass added to gradients, rather than asked for an input's alone."""
-        gradients = (parameter.grad for parameter in self._tracker.parameters)
+        gradients = (parameter.grad for parameter in self._tracker.norms.parameters)
         return [None if gradient is None else gradient._version for gradient in gradients]
 
     def _put_to_sleep(self, model: nn.Module, rows: int) -> None:

@@ -150,8 +150,8 @@ def test_norms_are_taken_in_single_precision_of_every_gradient() -> None:
     half.grad = torch.full((500,), 1.0078125, dtype=torch.bfloat16)
     sparse = nn.Parameter(torch.zeros(3, 2))
     sparse.grad = torch.sparse_coo_tensor([[1, 1]], [[1.0, 2.0], [3.0, 4.0]], (3, 2), check_invariants=True)
-    assert float(total_squared_norm([half])) == pytest.approx(500 * 1.0078125**2, rel=1e-6)
-    assert float(total_squared_norm([half, sparse])) == pytest.approx(500 * 1.0078125**2 + 16 + 36, rel=1e-6)
+    assert float(total_squared_norm([half.grad])) == pytest.approx(500 * 1.0078125**2, rel=1e-6)
+    assert float(total_squared_norm([half.grad, sparse.grad])) == pytest.approx(500 * 1.0078125**2 + 16 + 36, rel=1e-6)
     assert float(squared_norm(sparse.grad)) == 52.0  # entries of one row add up before they are squared
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -120,67 +121,147 @@ def test_times_are_split_into_data_own_computation_and_synchronisation() -> None
     assert min(record.sync_s for record in link.steps[1:]) < 0.04
 
 
-def test_norms_and_loss_are_those_of_the_unweighted_mean_gradient() -> None:
+def test_one_worker_compares_the_gradients_of_two_steps() -> None:
     link = ScriptedLink()
-    with opened(link, norm_interval_steps=2) as session:
+    with opened(link, norm_interval_steps=3) as session:
         model = two_layers()
         net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        norms, losses = [], []
-        for _, inputs, targets in session.loader(Rows(60)):
+        gradients, losses = [], []
+        for _, inputs, targets in session.loader(Rows(84)):
             loss = F.mse_loss(net(inputs), targets)
             session.backward(loss)
-            norms.append(float(gradient_of(model).square().sum()))
+            gradients.append(gradient_of(model))
             losses.append(loss.item())
             optimizer.step()
             optimizer.zero_grad()
-    for record, norm, loss in zip(link.steps, norms, losses, strict=True):
-        assert record.loss == pytest.approx(loss)
-        if record.step % 2 == 0:
-            assert record.weighted_sq_norm == pytest.approx(12 * norm)
-            assert record.global_sq_norm == pytest.approx(norm)
+    assert [record.loss for record in link.steps] == pytest.approx(losses)
+    for record in link.steps:
+        if record.step % 3 == 1:
+            first, second = gradients[record.step - 1], gradients[record.step]
+            assert (record.num_norm_steps, record.num_groups, record.num_rows) == (2, 2, 12)
+            squares = float(first.square().sum() + second.square().sum())
+            assert record.weighted_sq_norm == pytest.approx(12 * squares, rel=1e-12)
+            assert record.global_sq_norm == pytest.approx(float(((first + second) / 2).square().sum()), rel=1e-12)
         else:
             assert record.weighted_sq_norm is record.global_sq_norm is None
+            assert record.num_norm_steps == 1
+    assert [record.step for record in link.steps] == list(range(7))
+
+
+def test_steps_of_different_rows_and_steps_apart_make_no_pair() -> None:
+    published = {3: Allocation(version=1, local_batch_sizes=(6,))}
+    link = ScriptedLink(published=published)
+    with opened(link, norm_interval_steps=1, control_interval_steps=1) as session:
+        run_epochs(session, 1, num_rows=60)
+    measured = [record.step for record in link.steps if record.weighted_sq_norm is not None]
+    sizes = [record.num_rows for record in link.steps]
+    changed = sizes.index(6)
+    assert changed % 2 == 1, "the change must fall inside a pair for this test to mean anything"
+    assert measured == [k for k in range(1, len(sizes)) if k % 2 and sizes[k - 1] == sizes[k]]
+
+
+def test_nothing_is_held_between_pairs() -> None:
+    link = ScriptedLink()
+    with opened(link, norm_interval_steps=4) as session:
+        model = two_layers()
+        net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        pair = session._tracker.norms._pair
+        held = []
+        for _, inputs, targets in session.loader(Rows(120)):
+            F.mse_loss(net(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            held.append(pair._held is not None)
+    assert held == [k % 4 == 0 for k in range(10)]
 
 
 def test_the_loss_scale_is_taken_out_and_a_skipped_step_is_marked() -> None:
     link = ScriptedLink()
     with opened(link, norm_interval_steps=1, warm_up_steps=0) as session:
         model = two_layers()
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         net, optimizer, scaler = session.prepare(model, optimizer, scaler=scaler)
-        norms = []
-        for k, (_, inputs, targets) in enumerate(session.loader(Rows(60))):
-            session.backward(F.mse_loss(net(inputs), targets) * (float("inf") if k == 2 else 1.0))
-            norms.append(float(gradient_of(model).square().sum()) / scaler.get_scale() ** 2)
+        gradients, scales = [], []
+        for k, (_, inputs, targets) in enumerate(session.loader(Rows(96))):
+            session.backward(F.mse_loss(net(inputs), targets) * (float("inf") if k == 4 else 1.0))
+            scales.append(scaler.get_scale())
+            gradients.append(gradient_of(model) / scaler.get_scale())
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    assert [bool(flags & StepFlag.SKIPPED) for flags in flags_of(link)] == [False, False, True, False, False]
-    for k in (0, 1, 4):
-        assert link.steps[k].global_sq_norm == pytest.approx(norms[k])
-        assert link.steps[k].weighted_sq_norm == pytest.approx(12 * norms[k])
-    assert link.steps[2].global_sq_norm is None
-    assert link.steps[2].loss is None
+    assert [bool(flags & StepFlag.SKIPPED) for flags in flags_of(link)] == [k == 4 for k in range(8)]
+    assert scales[2] != scales[3], "a pair under two scales is the case to show"
+    measured = [k for k, record in enumerate(link.steps) if record.weighted_sq_norm is not None]
+    # 4 was skipped; the gradient after it is not this batch's alone, as far as hooks can tell.
+    assert measured == [1, 3, 7]
+    for k in measured:
+        first, second = gradients[k - 1], gradients[k]
+        squares = float(first.square().sum() + second.square().sum())
+        assert link.steps[k].weighted_sq_norm == pytest.approx(12 * squares)
+        assert link.steps[k].global_sq_norm == pytest.approx(float((first + second).square().sum()) / 4)
+    assert link.steps[4].loss is None
 
 
-def test_micro_batches_make_one_record_with_the_whole_share() -> None:
+def chunked_norms(model: nn.Module, batch: Any, bounds: list[int]) -> float:
+    """Return ``sum_j rows_j |g_j|^2`` over the batch's pieces, one by one in a model of their own."""
+    total = 0.0
+    for start, stop in pairwise(bounds):
+        model.zero_grad()
+        F.mse_loss(model(batch[1][start:stop]), batch[2][start:stop]).backward()
+        total += (stop - start) * float(gradient_of(model).square().sum())
+    return total
+
+
+@pytest.mark.parametrize("how", ["micro_batches", "accumulate"])
+def test_micro_batches_are_groups_of_their_own(how: str) -> None:
     link, hook = ScriptedLink(), SleepingHook(0.0, 0.0)
-    with opened(link, norm_interval_steps=1) as session:
+    bounds = [0, 2, 4, 7, 9, 12]
+    with opened(link, norm_interval_steps=2) as session:
         session.add_step_hook(hook)
         model, alone = two_layers(), two_layers()
         net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
-        data = Rows(24)
-        for batch in session.loader(data):
-            for _, inputs, targets in session.micro_batches(batch, 5):
-                session.backward(F.mse_loss(net(inputs), targets))
+        expected = []
+        for batch in session.loader(Rows(48)):
+            if how == "micro_batches":
+                for _, inputs, targets in session.micro_batches(batch, 5):
+                    session.backward(F.mse_loss(net(inputs), targets))
+            else:
+                with session.accumulate():
+                    for start, stop in pairwise(bounds[:-1]):
+                        F.mse_loss(net(batch[1][start:stop]), batch[2][start:stop]).backward()
+                F.mse_loss(net(batch[1][bounds[-2] :]), batch[2][bounds[-2] :]).backward()
+            expected.append((chunked_norms(alone, batch, bounds), float(gradient_of(model).square().sum())))
             optimizer.step()
             optimizer.zero_grad()
             loss = F.mse_loss(alone(batch[1]), batch[2])
-    assert len(hook.infos) == len(link.steps) == 2
-    assert link.steps[-1].loss == pytest.approx(loss.item())
-    loss.backward()
-    assert link.steps[-1].weighted_sq_norm == pytest.approx(12 * float(gradient_of(alone).square().sum()))
+    assert len(hook.infos) == len(link.steps) == 4
+    if how == "micro_batches":
+        assert link.steps[-1].loss == pytest.approx(loss.item())
+    for record, (weighted, reduced) in zip(link.steps, expected, strict=True):
+        if record.step % 2 == 0:
+            assert (record.num_groups, record.num_norm_steps) == (5, 1)
+            assert record.weighted_sq_norm == pytest.approx(weighted, rel=1e-12)
+            assert record.global_sq_norm == pytest.approx(reduced, rel=1e-12)
+        else:
+            assert record.weighted_sq_norm is record.global_sq_norm is None
+    assert not session._tracker.norms._watching
+    assert all(not p._backward_hooks for p in model.parameters())
+
+
+def test_a_micro_batch_of_two_backward_passes_is_no_group() -> None:
+    link = ScriptedLink()
+    with opened(link, norm_interval_steps=1) as session:
+        model = two_layers()
+        net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        for k, batch in enumerate(session.loader(Rows(24))):
+            for j, (_, inputs, targets) in enumerate(session.micro_batches(batch, 2)):
+                session.backward(F.mse_loss(net(inputs), targets))
+                if k == 0 and j == 0:
+                    session.backward(net(inputs).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [record.weighted_sq_norm is None for record in link.steps] == [True, False]
 
 
 class Late(DeferredScalar):

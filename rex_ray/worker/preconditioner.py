@@ -1,0 +1,109 @@
+"""What Adam does to a gradient before it becomes a step, for norms that speak of the step.
+
+Adam divides each entry by the root of its mean square. Noise in entries that it divides by much moves the weights
+little, so the noise scale of the bare gradient says little about them; Pollux (Qiao et al. 2021, OSDI) takes both
+norms after ``P = 1 / (sqrt(v) + eps)``. ``v`` is that of *before* the step, which no gradient of the step has touched,
+so estimates stay unbiased; it is the same on all ranks, because their updates are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rex_ray.core.types import OptimizerFamily
+
+__all__ = ["AdamPreconditioner", "optimizer_family"]
+
+
+def optimizer_family(optimizer: torch.optim.Optimizer) -> OptimizerFamily:
+    """Return ``"adam"`` for what divides each entry by its running size: Adam, AdamW, NAdam, RAdam, Adamax.
+
+    They are told by their options, two ``betas`` and an ``eps``, so that those of other libraries are too.
+    """
+    betas, eps = optimizer.defaults.get("betas"), optimizer.defaults.get("eps")
+    return "adam" if isinstance(betas, (tuple, list)) and len(betas) == 2 and isinstance(eps, float) else "sgd"
+
+
+class AdamPreconditioner:
+    """Takes squared norms of ``P g``.
+
+    Args:
+        optimizer: one of Adam's family; its state is read and never written.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups: Mapping[torch.Tensor, Mapping[str, Any]] = {}
+        self._warned = False
+
+    def refresh(self) -> None:
+        """Read the parameter groups afresh: options may be scheduled, and groups added."""
+        self._groups = {p: group for group in self._optimizer.param_groups for p in group["params"]}
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        """Whether there is a mean square of this parameter's gradient yet: not before its first step."""
+        state = self._optimizer.state.get(parameter)
+        if not state or parameter not in self._groups:
+            return False
+        mean_square = _mean_square(state, self._groups[parameter])
+        if mean_square is None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(self._optimizer).__name__} keeps no exp_avg_sq beside its parameters, so gradient norms cannot "
+                "be taken after its preconditioner, and the noise scale stays unknown",
+                stacklevel=2,
+            )
+        return mean_square is not None and mean_square.device == parameter.device
+
+    def squared_norm(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return ``|P g|^2`` as a 0-d tensor, at least in single precision.
+
+        Takes a few passes over the gradients, and memory for one copy of them.
+
+        Args:
+            gradients: dense, in the shapes of their parameters.
+            parameters: known ones, as many.
+        """
+        scaled = self._roots(parameters)
+        torch._foreach_reciprocal_(scaled)
+        torch._foreach_mul_(scaled, list(gradients))
+        total: torch.Tensor = torch.nn.utils.get_total_norm(scaled)
+        return total.square()
+
+    def _roots(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return ``sqrt(v) + eps`` per parameter, ``v`` corrected for its beginning at zero, as new tensors."""
+        squares, corrections, eps = [], [], []
+        for parameter in parameters:
+            state, group = self._optimizer.state[parameter], self._groups[parameter]
+            square = _mean_square(state, group)
+            assert square is not None, "norms are taken of parameters that are known"
+            squares.append(square.float() if square.dtype in (torch.float16, torch.bfloat16) else square)
+            corrections.append(_bias_correction(state["step"], group["betas"][1]))
+            eps.append(float(group["eps"]))
+        roots = list(torch._foreach_sqrt(squares))
+        if all(isinstance(correction, float) for correction in corrections):
+            torch._foreach_div_(roots, [correction**0.5 for correction in corrections])
+        else:
+            for root, correction in zip(roots, corrections, strict=True):
+                root.div_(correction**0.5)
+        torch._foreach_add_(roots, eps)
+        return roots
+
+
+def _mean_square(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor | None:
+    square = state.get("max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq")
+    return square if isinstance(square, torch.Tensor) and square.is_floating_point() else None
+
+
+def _bias_correction(step: Any, beta: Any) -> float | torch.Tensor:
+    """Return ``1 - beta^step``; where the count lives on the device it stays there, since reading it would wait."""
+    if isinstance(step, torch.Tensor):
+        if step.device.type != "cpu" or isinstance(beta, torch.Tensor):
+            correction: torch.Tensor = 1.0 - torch.pow(torch.as_tensor(beta, device=step.device), step)
+            return correction
+        step = step.item()
+    return float(1.0 - float(beta) ** float(step))
