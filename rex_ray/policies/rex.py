@@ -12,6 +12,8 @@ from rex_ray.policies.base import Part, Policy
 from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.fixed_split import FixedSplit
+from rex_ray.policies.growth import LRChoice, RuleName, make_growth
+from rex_ray.policies.growth_egmd import Statistic, Test
 from rex_ray.policies.rollback import RollBack
 from rex_ray.policies.search import AxSearch
 from rex_ray.policies.search_trials import SearchRules
@@ -34,6 +36,14 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     min_steps: int = 6,
     max_review_steps: int = 96,
     num_sigmas: float = 2.0,
+    growth_rule: RuleName = "egmd",
+    growth_test: Test = "wilcoxon",
+    growth_statistic: Statistic = "linear",
+    growth_alpha: float = 0.05,
+    growth_window: int = 8,
+    growth_min_gain: float = 0.05,
+    growth_jump: bool = False,
+    lr_rule: LRChoice = "auto",
     search_min_gain: float = 0.03,
     search_measured: bool = True,
     search_min_mismatch: float = 0.05,
@@ -60,6 +70,15 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         min_steps: see ``SplineSplit``.
         max_review_steps: see ``SplineSplit``.
         num_sigmas: see ``SplineSplit``.
+        growth_rule: ``"egmd"`` doubles where a test allows, ``"growth10"`` adds a tenth while the noise scale is above
+            the batch, ``"goodput"`` takes the batch of the best goodput once per epoch.
+        growth_test: see ``Egmd``, as the next five.
+        growth_statistic: what is tested.
+        growth_alpha: level of the test.
+        growth_window: blocks of measured steps behind it.
+        growth_min_gain: least gain in goodput.
+        growth_jump: whether several doublings may be taken at once.
+        lr_rule: how the learning rate follows the batch, see ``NoiseScaleGrowth``.
         search_min_gain: see ``SearchRules``.
         search_measured: whether a search may run candidates where the curves err.
         search_min_mismatch: see ``SearchRules``.
@@ -85,6 +104,16 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     measured = SplineSplit(
         min_gain=min_gain, min_steps=min_steps, max_review_steps=max_review_steps, num_sigmas=num_sigmas
     )
+    sized = make_growth(
+        rule=growth_rule,
+        test=growth_test,
+        statistic=growth_statistic,
+        alpha=growth_alpha,
+        window=growth_window,
+        min_gain=growth_min_gain,
+        jump=growth_jump,
+        lr_rule=lr_rule,
+    )
     rules = SearchRules(
         min_gain=search_min_gain,
         measured=search_measured and search == "auto" and split == "auto",
@@ -109,7 +138,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         modes["search"] = "advise"
     method: Policy[Any] = Composition(
         name="rex",
-        growth=FixedBatch(),
+        growth=FixedBatch() if growth == "off" else sized,
         split=FixedSplit() if split == "off" else measured,
         trigger=NoTrigger() if trigger == "off" or split == "off" else watched,
         search=NoSearch() if search == "off" or split == "off" else AxSearch(rules=rules),

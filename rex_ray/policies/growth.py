@@ -1,0 +1,249 @@
+"""Growth of the global batch by the gradient noise scale: what is remembered, when it is judged, what is asked for.
+
+Workers measure gradient norms on some steps only; between them nothing happens here. Four measured steps are a
+block, and at the end of each block the rule is asked. Norms of warm-up steps count, since only *times* warm up;
+those of partial and skipped steps do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, get_args
+
+from rex_ray.core.errors import ConfigError
+from rex_ray.core.lr_scaling import LRRule, lr_factor
+from rex_ray.core.noise_scale import read_moments
+from rex_ray.core.observations import AllocationApplied, StepObserved
+from rex_ray.core.types import Allocation, Problem, StepFlag, read_only
+from rex_ray.policies.base import Finding
+from rex_ray.policies.growth_blocks import BLOCK_STEPS, NoiseBlocks, block_statistic
+from rex_ray.policies.growth_egmd import BET, Egmd, Statistic, Test
+from rex_ray.policies.growth_limits import largest_batch, smallest_batch
+from rex_ray.policies.growth_pace import BatchTimes, Pace
+from rex_ray.policies.growth_rules import UNKNOWN, GoodputOptimal, GrowTenPercent, GrowthRule, GrowthView, Hold, Target
+from rex_ray.policies.growth_state import GrowthState, at_another_batch, figures, is_banned, known, left, tried
+from rex_ray.policies.seams import BatchPlan, Model
+
+__all__ = ["LRChoice", "NoiseScaleGrowth", "RuleName", "make_growth"]
+
+LRChoice: TypeAlias = Literal["auto", "adascale", "linear", "sqrt", "adam", "none"]
+
+RuleName: TypeAlias = Literal["egmd", "growth10", "goodput"]
+
+LR_TOLERANCE = 0.1
+"""A learning-rate factor that the noise scale has moved by more than this is set afresh, the batch unchanged."""
+
+_OFF_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseScaleGrowth:
+    """A rule, asked at the end of every block of measured steps, and the learning rate that goes with its batch.
+
+    Attributes:
+        rule: names the batch.
+        lr_rule: how the learning rate follows; ``"auto"``: AdaScale for SGD, its root for the Adam family.
+    """
+
+    rule: GrowthRule = field(default_factory=Egmd)
+    lr_rule: LRChoice = "auto"
+
+    def __post_init__(self) -> None:
+        if self.lr_rule not in get_args(LRChoice):
+            raise ConfigError(f"lr_rule must be one of {', '.join(get_args(LRChoice))}, got {self.lr_rule!r}")
+
+    def init(
+        self, problem: Problem, prior: GrowthState | None, current: Allocation | None
+    ) -> tuple[BatchPlan, GrowthState]:
+        """Begin at the reference batch, or at the one resumed from. The pooled noise scale carries over, and bans."""
+        num_rows = problem.global_batch_size if current is None else current.global_batch_size
+        factor = 1.0 if current is None else current.lr_factor
+        state = GrowthState(problem=problem, num_rows=num_rows, lr_factor=factor)
+        if prior is not None:
+            state = replace(
+                state,
+                blocks=prior.blocks.after_change(),
+                health=prior.health.recovered(),
+                num_looks=prior.num_looks,
+                lr_look=prior.num_looks,
+                banned_rows=prior.banned_rows,
+                banned_until=prior.banned_until,
+                num_bans=prior.num_bans,
+            )
+        return BatchPlan(global_batch_size=num_rows, lr_factor=factor), state
+
+    def observe(
+        self, state: GrowthState, step: StepObserved, model: Model | None
+    ) -> tuple[BatchPlan | Finding | None, GrowthState]:
+        """Take in a measured step; at the end of a block, judge. What was asked for stays until it is applied."""
+        is_skipped = StepFlag.SKIPPED in step.flags
+        if step.global_sq_norm is None and step.weighted_sq_norm is None and not is_skipped:
+            return state.plan or _said_if_off(state, step), state
+        health = state.health.take(step) if self.rule.is_tried else state.health
+        if is_skipped or StepFlag.PARTIAL in step.flags:
+            state = replace(state, health=health)
+            return self._nursed(state) if is_skipped and health.complaint else (state.plan, state)
+        before = state.blocks.afresh() if StepFlag.OTHER_PARAMETERS in step.flags else state.blocks
+        read = read_moments(step)
+        blocks, is_closed = before.take(read, self.rule.window, is_flagged=step.num_norm_steps > 1)
+        state = replace(state, blocks=blocks, health=health, pace=state.pace.take(step))
+        if is_closed:
+            return self._look(self._wagered(state, before), step, model)
+        if blocks.fault and blocks.num_faults % BLOCK_STEPS == 1:
+            return state.plan or self._unread(state), state
+        return state.plan, state
+
+    def applied(self, state: GrowthState, applied: AllocationApplied) -> GrowthState:
+        """Begin afresh at another batch; at the same one, only the times do."""
+        allocation = applied.allocation
+        num_rows, shares = allocation.global_batch_size, allocation.local_batch_sizes
+        if allocation.lr_factor != state.lr_factor:
+            state = replace(state, lr_factor=allocation.lr_factor, lr_look=state.num_looks, plan=None)
+        if num_rows != state.num_rows:
+            return at_another_batch(state, num_rows, shares)
+        return state if shares == state.shares else replace(state, shares=shares, pace=Pace())
+
+    def _wagered(self, state: GrowthState, before: NoiseBlocks) -> GrowthState:
+        """Bet on the sign of the block that has just ended, unless it is one to skip."""
+        blocks = state.blocks
+        if blocks.num_blocks == before.num_blocks:
+            return state
+        above = block_statistic(blocks.noise[-1], blocks.signal[-1], 2 * state.num_rows, "linear")
+        wealth = read_only(BET.bet(state.wealth, state.num_bets, above), float)
+        return replace(state, wealth=wealth, num_bets=state.num_bets + 1)
+
+    def _look(
+        self, state: GrowthState, step: StepObserved, model: Model | None
+    ) -> tuple[BatchPlan | Finding, GrowthState]:
+        view = GrowthView(
+            problem=state.problem,
+            num_rows=state.num_rows,
+            smallest=min(smallest_batch(state.problem), state.num_rows),
+            largest=largest_batch(state.problem),
+            blocks=state.blocks,
+            times=BatchTimes(model=model, pace=state.pace, global_batch_size=state.num_rows),
+            wealth=state.wealth,
+            num_bets=state.num_bets,
+            is_new_epoch=step.epoch != state.epoch,
+        )
+        state = replace(state, num_looks=state.num_looks + 1, epoch=step.epoch)
+        state, found = tried(state)
+        if state.retreat_rows or state.health.complaint:
+            return self._nursed(state)
+        answer = self.rule.decide(view)
+        if isinstance(answer, Target) and is_banned(state, answer.num_rows):
+            left = state.banned_until - state.num_looks
+            why = f"{state.banned_rows} rows were left before and are not tried for {left} more looks: {answer.reason}"
+            answer = Hold(verdict="keep: batch was left before", reason=why, evidence=answer.evidence)
+        if isinstance(answer, Target):
+            plan = self._plan(state, answer)
+        else:
+            refreshed = self._refreshed(state)
+            if refreshed is None:
+                finding = self._finding(state, answer.verdict, answer.reason, {**found, **answer.evidence})
+                return finding, replace(state, plan=None)
+            plan = refreshed
+        return plan, replace(state, plan=plan)
+
+    def _nursed(self, state: GrowthState) -> tuple[BatchPlan | Finding, GrowthState]:
+        """Leave a batch that measured worse, or at which training suffers, while there is a smaller one to go to."""
+        smallest = smallest_batch(state.problem)
+        complaint = state.health.complaint
+        if not state.retreat_rows and state.num_rows > smallest:
+            state = left(state, max(state.num_rows // 2, smallest), complaint)
+        if not state.retreat_rows:
+            return self._finding(state, "keep: training suffers", complaint), replace(state, plan=None)
+        phi = state.blocks.noise_scale
+        target = Target(num_rows=state.retreat_rows, noise_scale=phi or 0.0, reason=state.retreat_reason)
+        plan = self._plan(state, target)
+        return plan, replace(state, plan=plan)
+
+    def _plan(self, state: GrowthState, target: Target) -> BatchPlan:
+        rule, factor = self._factor(state, target.num_rows, target.noise_scale)
+        reason = f"{state.num_rows} -> {target.num_rows} rows: {target.reason}; {known(state)}"
+        return BatchPlan(
+            global_batch_size=target.num_rows,
+            lr_factor=factor,
+            reason=f"{reason}; learning rate x{factor:.4g} by the rule {rule!r}",
+            predicted_gain=target.predicted_gain,
+            evidence=figures(state) | dict(target.evidence) | {"lr_factor": factor},
+        )
+
+    def _refreshed(self, state: GrowthState) -> BatchPlan | None:
+        """Set the learning rate afresh where the noise scale has moved what it should be; the batch stays."""
+        phi, window = state.blocks.noise_scale, self.rule.window
+        if phi is None or state.num_rows == state.problem.global_batch_size:
+            return None
+        if state.num_looks - state.lr_look < window or state.blocks.num_blocks < window:
+            return None
+        rule, factor = self._factor(state, state.num_rows, phi)
+        if rule not in ("adascale", "adam") or abs(factor / state.lr_factor - 1) <= LR_TOLERANCE:
+            return None
+        return BatchPlan(
+            global_batch_size=state.num_rows,
+            lr_factor=factor,
+            reason=f"{known(state)}: learning rate x{factor:.4g} instead of x{state.lr_factor:.4g} by the rule "
+            f"{rule!r}, the batch stays at {state.num_rows} rows",
+            evidence=figures(state) | {"lr_factor": factor},
+        )
+
+    def _factor(self, state: GrowthState, num_rows: int, noise_scale: float) -> tuple[LRRule, float]:
+        usual: LRRule = "adam" if state.problem.optimizer == "adam" else "adascale"
+        rule: LRRule = usual if self.lr_rule == "auto" else self.lr_rule
+        return rule, lr_factor(rule, num_rows, state.problem.global_batch_size, noise_scale)
+
+    def _unread(self, state: GrowthState) -> Finding:
+        fault = state.blocks.fault
+        if fault == "lossy reduction":
+            reason = "the reduced gradient is larger than its parts allow: a lossy hook adds noise of its own"
+            return self._finding(state, "noise scale unavailable", reason)
+        return self._finding(state, UNKNOWN, f"{fault} in the newest of {state.blocks.num_dropped} steps left out")
+
+    def _finding(
+        self, state: GrowthState, verdict: str, reason: str, evidence: dict[str, float] | None = None
+    ) -> Finding:
+        if state.blocks.is_flagged:
+            verdict, reason = f"{verdict} (one-worker estimate)", f"{reason}; one worker, gradients of two steps"
+        evidence = figures(state) | (evidence or {}) | {"lr_factor": state.lr_factor}
+        return Finding(part="growth", verdict=verdict, reason=f"{reason}; {known(state)}", evidence=evidence)
+
+
+def _said_if_off(state: GrowthState, step: StepObserved) -> Finding | None:
+    """Say now and then that nothing is measured, where nothing ever was."""
+    blocks = state.blocks
+    if step.step % _OFF_STEPS or blocks.num_open or blocks.num_pooled or blocks.num_dropped:
+        return None
+    return Finding(part="growth", verdict=UNKNOWN, reason="gradient norms are not measured")
+
+
+def make_growth(
+    *,
+    rule: RuleName,
+    test: Test,
+    statistic: Statistic,
+    alpha: float,
+    window: int,
+    min_gain: float,
+    jump: bool,
+    lr_rule: LRChoice,
+) -> NoiseScaleGrowth:
+    """Build growth from named options; see ``Egmd`` and ``NoiseScaleGrowth``.
+
+    Raises:
+        ConfigError: a name that there is not, or a value that cannot work.
+    """
+    for option, value, known_names in (
+        ("growth_rule", rule, get_args(RuleName)),
+        ("growth_test", test, get_args(Test)),
+        ("growth_statistic", statistic, get_args(Statistic)),
+    ):
+        if value not in known_names:
+            raise ConfigError(f"option {option!r} must be one of {', '.join(known_names)}, got {value!r}")
+    # Built in any case, so that a bad option is told of also where another rule leaves it without effect.
+    egmd = Egmd(test=test, statistic=statistic, alpha=alpha, window=window, min_gain=min_gain, jump=jump)
+    rules: dict[RuleName, GrowthRule] = {
+        "egmd": egmd,
+        "growth10": GrowTenPercent(window=window),
+        "goodput": GoodputOptimal(min_gain=min_gain, window=window),
+    }
+    return NoiseScaleGrowth(rule=rules[rule], lr_rule=lr_rule)

@@ -1,0 +1,167 @@
+"""From single steps' noisy moments to blocks that can be tested, and to one noise scale that can be used.
+
+A single step's ``|G|^2`` is negative one time in three, so nothing is ever decided on one, nor on a running mean of
+them, whose values depend on one another. Blocks do not share steps, and a test on the last few of them keeps its
+level.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rex_ray.core.noise_scale import MIN_BLOCKS, GradientMoments, Unread
+from rex_ray.core.types import FloatArray, read_only
+
+__all__ = ["BlockStatistic", "NoiseBlocks", "block_statistic"]
+
+BLOCK_STEPS = 4
+"""Measured steps in a block. Sums over four are nearly symmetric under the null; see ``docs/methods.md``."""
+
+POOL_DECAY = 1 - 1 / 16
+"""What a block counts for after one more: the noise scale that is *used* remembers about 16 blocks, 64 steps. Both
+moments are unbiased at any batch, so the pool outlives a change of it."""
+
+BlockStatistic: TypeAlias = Literal["linear", "log"]
+
+_NONE = read_only(np.zeros(0), np.float64)
+
+
+def block_statistic(
+    noise: npt.ArrayLike, signal: npt.ArrayLike, num_rows: float, statistic: BlockStatistic
+) -> FloatArray:
+    """Return how far each block lies above a noise scale of ``num_rows``, any shape.
+
+    ``linear`` is ``sum S - c sum G2``: of mean 0 at ``phi = c`` and always defined. ``log`` is the paper's
+    ``log(sum S / sum G2) - log c``: NaN where ``sum G2 <= 0``, which is commonest exactly when growth is right.
+    """
+    trace, sq_norm = np.asarray(noise, dtype=np.float64), np.asarray(signal, dtype=np.float64)
+    if statistic == "linear":
+        linear: FloatArray = trace - num_rows * sq_norm
+        return linear
+    known = (trace > 0) & (sq_norm > 0)
+    ratio = np.where(known, trace, 1.0) / np.where(known, sq_norm, 1.0)
+    logarithmic: FloatArray = np.where(known, np.log(ratio / num_rows), np.nan)
+    return logarithmic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoiseBlocks:
+    """Blocks of measured steps since the last change of the batch, and the pool over all of them.
+
+    Attributes:
+        noise: each of the newest blocks' sum of ``tr(S)``, shape ``[<= window]``.
+        signal: their sums of ``|G|^2``.
+        anchor_noise: the same of the first blocks after the change.
+        anchor_signal: likewise.
+        num_blocks: blocks since the change, without skipped ones.
+        num_to_skip: blocks that are still to be left out of the window.
+        open_noise: sum over the steps of the unfinished block.
+        open_signal: likewise.
+        num_open: steps in it.
+        pool_noise: sum over all blocks, older ones counting less.
+        pool_signal: likewise.
+        num_pooled: blocks in the pool.
+        num_dropped: measured steps that said nothing.
+        fault: why the newest such step said nothing; empty after one that did.
+        num_faults: such steps in a row.
+        is_flagged: the newest estimate is a lone worker's, over two steps.
+    """
+
+    noise: FloatArray = field(default_factory=lambda: _NONE)
+    signal: FloatArray = field(default_factory=lambda: _NONE)
+    anchor_noise: FloatArray = field(default_factory=lambda: _NONE)
+    anchor_signal: FloatArray = field(default_factory=lambda: _NONE)
+    num_blocks: int = 0
+    num_to_skip: int = 0
+    open_noise: float = 0.0
+    open_signal: float = 0.0
+    num_open: int = 0
+    pool_noise: float = 0.0
+    pool_signal: float = 0.0
+    num_pooled: int = 0
+    num_dropped: int = 0
+    fault: str = ""
+    num_faults: int = 0
+    is_flagged: bool = False
+
+    @property
+    def noise_scale(self) -> float | None:
+        """``phi`` in rows over the pool: None while unknown, ``inf`` where the noise hides the gradient."""
+        if self.num_pooled < MIN_BLOCKS or self.pool_noise == self.pool_signal == 0:
+            return None
+        return self.pool_noise / self.pool_signal if self.pool_signal > 0 else math.inf
+
+    def take(
+        self, read: GradientMoments | Unread, window: int, *, is_flagged: bool = False
+    ) -> tuple[NoiseBlocks, bool]:
+        """Take in what a measured step said; also return whether that ended a block.
+
+        A reduction that loses something makes *every* step's noise a wrong one, also where it does not show: all
+        that is known is forgotten.
+        """
+        if not isinstance(read, GradientMoments):
+            known = NoiseBlocks() if read == "lossy reduction" else self
+            faults = self.num_faults + 1 if self.fault == read else 1
+            return replace(known, num_dropped=self.num_dropped + 1, fault=read, num_faults=faults), False
+        noise, signal = self.open_noise + read.noise_trace, self.open_signal + read.sq_norm
+        if self.num_open + 1 < BLOCK_STEPS:
+            now = replace(
+                self,
+                open_noise=noise,
+                open_signal=signal,
+                num_open=self.num_open + 1,
+                fault="",
+                num_faults=0,
+                is_flagged=is_flagged,
+            )
+            return now, False
+        return self._closed(noise, signal, window, is_flagged), True
+
+    def _closed(self, noise: float, signal: float, window: int, is_flagged: bool) -> NoiseBlocks:
+        closed = replace(
+            self,
+            open_noise=0.0,
+            open_signal=0.0,
+            num_open=0,
+            pool_noise=self.pool_noise * POOL_DECAY + noise,
+            pool_signal=self.pool_signal * POOL_DECAY + signal,
+            num_pooled=self.num_pooled + 1,
+            fault="",
+            num_faults=0,
+            is_flagged=is_flagged,
+        )
+        if self.num_to_skip > 0:
+            return replace(closed, num_to_skip=self.num_to_skip - 1)
+        newest = _appended(self.noise, noise, window), _appended(self.signal, signal, window)
+        is_early = self.num_blocks < window
+        return replace(
+            closed,
+            noise=newest[0],
+            signal=newest[1],
+            anchor_noise=newest[0] if is_early else self.anchor_noise,
+            anchor_signal=newest[1] if is_early else self.anchor_signal,
+            num_blocks=self.num_blocks + 1,
+        )
+
+    def after_change(self) -> NoiseBlocks:
+        """Begin a new window behind one skipped block: the first steps at another batch and rate are transient."""
+        return NoiseBlocks(
+            num_to_skip=1,
+            pool_noise=self.pool_noise,
+            pool_signal=self.pool_signal,
+            num_pooled=self.num_pooled,
+            num_dropped=self.num_dropped,
+        )
+
+    def afresh(self) -> NoiseBlocks:
+        """Forget all: the norms are of other parameters from now on."""
+        return NoiseBlocks(num_dropped=self.num_dropped)
+
+
+def _appended(values: FloatArray, value: float, window: int) -> FloatArray:
+    return read_only([*values[max(0, values.size - window + 1) :].tolist(), value], np.float64)

@@ -1,0 +1,29 @@
+"""How large and how small a global batch may become."""
+
+from __future__ import annotations
+
+from rex_ray.core.types import Problem
+
+__all__ = ["largest_batch", "smallest_batch"]
+
+MIN_STEPS_PER_EPOCH = 16
+"""A batch is at most this part of the data set, unless it began larger: an epoch of fewer steps leaves neither an
+order to shuffle nor steps to take the learning rate down in."""
+
+
+def smallest_batch(problem: Problem) -> int:
+    """Return the reference batch, or the least rows that every worker may be given where those are more."""
+    least = sum(worker.min_local_batch_size for worker in problem.workers)
+    return max(problem.global_batch_size, min(least, largest_batch(problem)))
+
+
+def largest_batch(problem: Problem) -> int:
+    """Return the largest batch that limits, the data set and the workers' known memories allow, ``M0`` at least."""
+    reference = problem.global_batch_size
+    limit = min(
+        max(problem.max_global_batch_size, reference), max(reference, problem.dataset_size // MIN_STEPS_PER_EPOCH)
+    )
+    memory = [worker.max_local_batch_size for worker in problem.workers]
+    known = [rows for rows in memory if rows is not None]
+    # One worker whose memory is unknown could take all the rest; the split and its model know what it has shown.
+    return max(reference, min(limit, sum(known))) if len(known) == len(memory) else limit

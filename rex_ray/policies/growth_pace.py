@@ -1,0 +1,119 @@
+"""How long steps take, for comparing batches: as predicted before a change, and as measured after it."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+
+from rex_ray.core.goodput import goodput
+from rex_ray.core.observations import StepObserved
+from rex_ray.core.types import StepFlag
+from rex_ray.policies.seams import Model
+
+__all__ = ["BatchTimes", "BatchTrial", "Pace"]
+
+MIN_SAMPLES = 8
+"""Clean measured steps behind a step time. Every fourth is one, so that neighbours hardly remember each other."""
+
+MAX_SAMPLES = 16
+
+CONSTANT_SHARE = 0.3
+"""Part of a step's own time that a batch does not change, where nothing but one batch was ever run and no curves are
+kept. It is the step-time model's first guess as well, and the trial of the new batch corrects it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Times of the newest clean measured steps under the present shares, in microseconds.
+
+    Attributes:
+        own_us: the slowest rank's own time per step.
+        sync_us: the least time that a rank was in the reduction: what it takes without waiting for anyone.
+    """
+
+    own_us: tuple[int, ...] = ()
+    sync_us: tuple[int, ...] = ()
+
+    def take(self, step: StepObserved) -> Pace:
+        """Take in a measured step, if its times are evidence."""
+        if step.flags != StepFlag.NONE:
+            return self
+        return Pace(
+            own_us=(*self.own_us[1 - MAX_SAMPLES :], int(step.own_us.max())),
+            sync_us=(*self.sync_us[1 - MAX_SAMPLES :], int(step.sync_us.min())),
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are enough steps for a median."""
+        return len(self.own_us) >= MIN_SAMPLES
+
+    @property
+    def sync_s(self) -> float:
+        """The reduction's time in seconds; 0 while nothing is known."""
+        return statistics.median(self.sync_us) * 1e-6 if self.sync_us else 0.0
+
+    @property
+    def step_s(self) -> float | None:
+        """Measured step time in seconds, own time and reduction; None before the first clean step."""
+        return statistics.median(self.own_us) * 1e-6 + self.sync_s if self.own_us else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTimes:
+    """Step times of batches that may never have been run.
+
+    Attributes:
+        model: curves of the split; None where none are kept.
+        pace: measured times of the present batch.
+        global_batch_size: the present batch.
+    """
+
+    model: Model | None
+    pace: Pace
+    global_batch_size: int
+
+    def step_s(self, num_rows: int) -> float | None:
+        """Return the step time of the best known split of ``num_rows``, with the reduction; None while unknown."""
+        if self.model is not None:
+            own_s = self.model.step_time_s(num_rows)
+            return None if own_s is None or own_s <= 0 else own_s + self.pace.sync_s
+        if not self.pace.is_known:
+            return None
+        own_s = statistics.median(self.pace.own_us) * 1e-6
+        ratio = CONSTANT_SHARE + (1 - CONSTANT_SHARE) * num_rows / self.global_batch_size
+        return max(own_s * ratio + self.pace.sync_s, 1e-9)
+
+    def goodput(self, num_rows: int, reference_batch_size: int, noise_scale: float | None) -> float | None:
+        """Return reference-worth rows per second at ``num_rows``; None while the time is unknown."""
+        step_s = self.step_s(num_rows)
+        return None if step_s is None else goodput(num_rows, step_s, reference_batch_size, noise_scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTrial:
+    """A larger batch that is yet to prove itself.
+
+    Attributes:
+        before_rows: batch before.
+        before_s: its measured step time.
+        predicted_gain: fraction of the time to a row's worth of progress that the change promised to save; None where
+            it was not this method's.
+        num_worse: windows of steps so far in which the new batch was the worse one.
+    """
+
+    before_rows: int
+    before_s: float
+    predicted_gain: float | None = None
+    num_worse: int = 0
+
+    def measured_gain(
+        self, num_rows: int, step_s: float, reference_batch_size: int, noise_scale: float | None
+    ) -> float:
+        """Return the fraction of the time to a row's worth of progress that ``num_rows`` saves, by the clock."""
+        before = goodput(self.before_rows, self.before_s, reference_batch_size, noise_scale)
+        return 1.0 - before / goodput(num_rows, max(step_s, 1e-9), reference_batch_size, noise_scale)
+
+    def found_worse(self) -> BatchTrial:
+        """Count a window in which the new batch was the worse one."""
+        return replace(self, num_worse=self.num_worse + 1)
