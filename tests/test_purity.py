@@ -25,6 +25,7 @@ HEAVY = ("torch", "ray", "pandas", "ax")
 # Who may make a generator, from a seed given as data: the controller one per event, scenario and sim their noise.
 GENERATOR_MAKERS = {"control", "scenario", "sim"}
 SEEDED = {"default_rng", "SeedSequence", "Philox", "PCG64"}
+AX_IMPORTER = "rex_ray.search.ax_proposer"
 EMULATION = "rex_ray.worker.emulation"
 # Who may know of the emulation: itself, and the demo that runs on an emulated cluster.
 MAY_EMULATE = (PACKAGE / "worker" / "emulation.py", PACKAGE / "demo")
@@ -114,6 +115,22 @@ def test_the_worker_runs_without_ray() -> None:
     loaded = loaded_after_importing(modules_of("worker"))
     assert "torch" in loaded
     assert not loaded & {"ray", "pandas", "ax"}
+
+
+def test_the_asker_of_a_search_holds_neither_ax_nor_torch_nor_ray() -> None:
+    loaded = loaded_after_importing([name for name in modules_of("search") if name != AX_IMPORTER])
+    assert "numpy" in loaded
+    assert not loaded & {*HEAVY, "botorch"}
+
+
+def test_ax_has_one_importer() -> None:
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path, tree in sources(PACKAGE)
+        for _, name in imported_names(tree)
+        if name.partition(".")[0] in {"ax", "botorch", "gpytorch"}
+    }
+    assert found == {"search/ax_proposer.py"}
 
 
 def test_no_pure_layer_reads_a_clock_or_draws_by_itself() -> None:
