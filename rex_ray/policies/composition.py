@@ -118,8 +118,11 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
     ) -> tuple[Decision, CompositionState[GrowthT, SplitT, TriggerT, SearchT]]:
         findings: list[Finding] = []
         # The trigger compares with what was expected *before* this step could teach the split otherwise.
-        verdict, trigger = self.trigger.observe(state.trigger, step, self.split.model(state.split))
-        split = self.split.observe(state.split, step, self.trigger.trusted(trigger))
+        verdict, trigger, trusted = None, state.trigger, None
+        if not self.search.busy(state.search):
+            verdict, trigger = self.trigger.observe(state.trigger, step, self.split.model(state.split))
+            trusted = self.trigger.trusted(trigger)
+        split = self.split.observe(state.split, step, trusted)
         alarm = verdict if isinstance(verdict, Alarm) else None
         if isinstance(verdict, Finding):
             findings.append(verdict)
@@ -140,7 +143,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         if heard is not None and alarm is None and (held := self.search.holds(state.search, heard)) is not None:
             findings.append(held)
             heard = None
-        look = SearchView(offer=heard, alarm=alarm)
+        look = SearchView(offer=heard, alarm=alarm, is_quiet=trusted is None)
         sought, search = self.search.observe(state.search, step, self.split.model(split), look)
         after = changed(state, growth=growth, split=split, trigger=trigger, search=search)
         reason = offer if isinstance(offer, str) else offer.reason

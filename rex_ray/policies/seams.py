@@ -68,10 +68,12 @@ class SearchView:
     Attributes:
         offer: shares that the split would move to.
         alarm: a change of speed that the trigger has just found: what runs is measured afresh.
+        is_quiet: the trigger suspects nobody.
     """
 
     offer: Reallocate | None = None
     alarm: Alarm | None = None
+    is_quiet: bool = True
 
 
 class Model(Protocol):
@@ -179,7 +181,11 @@ class SearchPart(Protocol[SearchT]):
         ...
 
     def busy(self, state: SearchT) -> bool:
-        """Whether trials are being measured: the split holds its offers back until they are, but for an alarm's."""
+        """Whether trials are being measured: the split holds its offers back until they are, but for an alarm's.
+
+        The trigger is shown no step of it: candidates are run *because* the curves err at them, and it could not tell
+        that from a change of speed. A part that measures watches for changes itself.
+        """
         ...
 
     def observe(

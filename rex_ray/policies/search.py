@@ -35,6 +35,7 @@ from rex_ray.policies.search_trials import (
     Answer,
     SearchRules,
     conclude,
+    disturb,
     fight,
     finding,
     is_clean,
@@ -182,7 +183,7 @@ class AxSearch:
             return None, replace(state, watch=self._watched(watch, step)) if is_clean(step, sizes) else state
         if look.offer is not None or model is None or state.problem.num_workers < 2:
             return None, state
-        kind = self._due(state, step.step)
+        kind = self._due(state, step.step, look)
         return (None, state) if kind is None else self._ask(replace(state, newest_step=step.step), kind, model)
 
     def _watched(self, watch: ShareWatch, step: StepObserved) -> ShareWatch:
@@ -194,13 +195,13 @@ class AxSearch:
             mismatch = abs(_middle(slowest_s) / watch.predicted_s - 1.0)
         return replace(watch, slowest_s=slowest_s, num_clean=watch.num_clean + 1, mismatch=mismatch)
 
-    def _due(self, state: SearchState, step: int) -> SearchKind | None:
+    def _due(self, state: SearchState, step: int, look: SearchView) -> SearchKind | None:
         ledger, mismatch = state.ledger, state.watch.mismatch
         if state.wants_model:
             return "model" if step >= ledger.next_model_step else None
         if not self.rules.measured or state.vouched is not None or step < ledger.next_measured_step:
             return None
-        if mismatch is None or mismatch <= self.rules.min_mismatch:
+        if mismatch is None or mismatch <= self.rules.min_mismatch or not look.is_quiet:
             return None
         return "measured" if ledger.lost_steps < self.rules.allowance(step, mismatch) else None
 
@@ -253,10 +254,11 @@ class AxSearch:
             return finding("candidate refused", f"the search's candidate does not fit: {fault}"), state
         then_s = model.own_s(shares)
         gain = 1.0 - float(then_s.max()) / float(now_s.max()) if then_s is not None else 0.0
-        evidence = {"gain": gain, "needed_gain": self.rules.min_gain, "step_time_s": float(now_s.max())}
+        needed = max(self.rules.min_gain, self._doubt(state.watch))
+        evidence = {"gain": gain, "needed_gain": needed, "step_time_s": float(now_s.max())}
         if result.objective is not None and math.isfinite(result.objective):
             evidence["objective"] = result.objective
-        if gain <= self.rules.min_gain:
+        if gain <= needed:
             said = f"the exact split stands: the search found {max(gain, 0.0):.1%} of {float(now_s.max()):.4g} s"
             return finding("exact split stands", said, evidence), state
         placing = Placing(
@@ -275,19 +277,22 @@ class AxSearch:
         )
         return move, replace(state, stage=placing)
 
+    def _doubt(self, watch: ShareWatch) -> float:
+        """Return what the noise of the present shares' own steps can feign, as ``SplineSplit`` reckons it."""
+        if len(watch.slowest_s) < 2:
+            return 1.0
+        log_s = np.log(watch.slowest_s)
+        spread = 1.4826 * float(np.median(np.abs(log_s - np.median(log_s))))
+        rho = self.rules.autocorrelation
+        effective = len(watch.slowest_s) * (1 - rho) / (1 + rho)
+        return self.rules.num_sigmas * 1.25 * spread / math.sqrt(effective)
+
     def _disturbed(self, state: SearchState, step: StepObserved) -> tuple[Answer, SearchState]:
         """A rank's speed changed: what was measured before is void, and so is what is being measured."""
-        stage = state.stage
-        after = replace(
-            state, stage=None, vouched=None, wants_model=True, watch=ShareWatch(), newest_step=step.step, news=None
-        )
-        if not isinstance(stage, TimedTrial | Duel):
-            return None, after
-        reason = "a change of speed ended the measured search"
-        incumbent = stage.quest.incumbent.shares
-        if state.sizes != incumbent:
-            after = replace(after, stage=Placing(shares=incumbent, reason=reason, yields=True))
-        return finding("search ended", reason), after
+        state = replace(state, newest_step=step.step)
+        if isinstance(state.stage, TimedTrial | Duel):
+            return disturb(state, state.stage.quest, "a change of speed")
+        return None, replace(state, stage=None, vouched=None, wants_model=True, watch=ShareWatch(), news=None)
 
     def _quest_of(self, state: SearchState, search_id: str) -> Quest | None:
         """Return the search that waits for this trial, begun by its first; None if none does."""

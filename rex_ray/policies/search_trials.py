@@ -24,11 +24,23 @@ from rex_ray.policies.search_state import (
     Placing,
     Quest,
     SearchState,
+    ShareWatch,
     TimedTrial,
     Vouched,
 )
 
-__all__ = ["Answer", "SearchRules", "conclude", "fight", "finding", "is_clean", "place", "rank_test", "time_trial"]
+__all__ = [
+    "Answer",
+    "SearchRules",
+    "conclude",
+    "disturb",
+    "fight",
+    "finding",
+    "is_clean",
+    "place",
+    "rank_test",
+    "time_trial",
+]
 
 Answer: TypeAlias = Search | TellTrial | Reallocate | Finding | None
 
@@ -40,6 +52,7 @@ class SearchRules:
     Attributes:
         measured: whether candidates may be run at all; without it a search asks the curves alone.
         min_gain: what a search on the curves must promise over the present shares.
+        num_sigmas: and by how many standard errors of those shares' own steps, as in ``SplineSplit``.
         min_measured_gain: what a measured winner must have saved over the incumbent.
         alpha: and the level of the rank test beside it.
         min_mismatch: relative error of a prediction from which on the curves are taken to be structurally wrong.
@@ -52,6 +65,8 @@ class SearchRules:
         autocorrelation: assumed lag-1 correlation of own times, as in ``SplineSplit``.
         hopeless: a trial all of whose first steps take this many times as long as the incumbent is given up.
         hopeless_steps: those first steps.
+        jump: within a trial no rank's time changes by this factor, unless its speed did; the search ends.
+        drift: nor does that of shares which ran before, in the duel.
         budget: fraction of all steps that trials may cost, as steps' worth of time lost against the incumbent.
         payback_steps: on top of it, a search may cost what closing the mismatch would save within so many steps.
         model_distance_steps: least steps between two searches on the curves, however often something happens.
@@ -64,6 +79,7 @@ class SearchRules:
 
     measured: bool = True
     min_gain: float = 0.03
+    num_sigmas: float = 2.0
     min_measured_gain: float = 0.01
     alpha: float = 0.05
     min_mismatch: float = 0.05
@@ -76,6 +92,8 @@ class SearchRules:
     autocorrelation: float = 0.6
     hopeless: float = 1.2
     hopeless_steps: int = 3
+    jump: float = 1.3
+    drift: float = 1.15
     budget: float = 0.02
     payback_steps: int = 200
     model_distance_steps: int = 64
@@ -133,6 +151,8 @@ def time_trial(
     if not is_clean(step, stage.shares):
         return None, replace(state, stage=stage)
     own_s = read_only(np.concatenate([stage.own_s, step.own_us[None] * 1e-6]), np.float64)
+    if _has_jumped(rules, own_s):
+        return disturb(state, stage.quest, "a rank's speed changed within a trial")
     if len(own_s) < rules.trial_steps and not _is_hopeless(rules, own_s, stage.quest.incumbent.slowest_s):
         return None, replace(state, stage=replace(stage, own_s=own_s, wait=Patience()))
     return _told(rules, state, stage, own_s)
@@ -204,6 +224,8 @@ def fight(rules: SearchRules, state: SearchState, duel: Duel, step: StepObserved
     if len(current) < rules.trial_steps:
         return None, replace(state, stage=replace(duel, current=current, wait=Patience()))
     duel = replace(duel, legs=(*duel.legs, current), current=(), wait=Patience())
+    if _has_drifted(rules, duel):
+        return disturb(state, duel.quest, "shares take much longer or shorter than when they ran before")
     if len(duel.legs) == rules.num_legs:
         return _judge(rules, state, duel)
     return _run(duel.shares(), duel.quest, _duel_reason(duel)), replace(state, stage=duel)
@@ -256,6 +278,16 @@ def place(rules: SearchRules, state: SearchState, placing: Placing, step: StepOb
     return _asked(placing), replace(state, stage=placing)
 
 
+def disturb(state: SearchState, quest: Quest, reason: str) -> tuple[Finding, SearchState]:
+    """End a measured search whose world changed under it: what was measured is void, and nobody is to blame."""
+    ledger = replace(state.ledger, next_measured_step=state.newest_step + state.ledger.distance)
+    stage = None
+    if state.sizes != quest.incumbent.shares:
+        stage = Placing(shares=quest.incumbent.shares, reason=f"{reason}; the incumbent is put back", yields=True)
+    after = replace(state, stage=stage, vouched=None, wants_model=True, watch=ShareWatch(), ledger=ledger, news=None)
+    return finding("search ended", f"{reason}: the measured search ends", {"lost_steps": ledger.lost_steps}), after
+
+
 def rank_test(slow: Sequence[float], fast: Sequence[float], autocorrelation: float) -> tuple[float, float]:
     """Return the one-sided p of ``fast`` being faster (Mann-Whitney, normal form with ties) and Cliff's delta.
 
@@ -305,6 +337,23 @@ def _is_hopeless(rules: SearchRules, own_s: FloatArray, incumbent_s: float) -> b
     if len(own_s) < rules.hopeless_steps:
         return False
     return bool(own_s.max(axis=1).min() > rules.hopeless * incumbent_s)
+
+
+def _has_jumped(rules: SearchRules, own_s: FloatArray) -> bool:
+    """Whether some rank's last three steps of a trial differ from its first three by a change of speed."""
+    if len(own_s) < 6:
+        return False
+    ratio = np.median(own_s[-3:], axis=0) / np.maximum(np.median(own_s[:3], axis=0), 1e-6)
+    return bool((ratio > rules.jump).any() or (ratio * rules.jump < 1.0)[own_s[0] > 0].any())
+
+
+def _has_drifted(rules: SearchRules, duel: Duel) -> bool:
+    """Whether the leg just finished differs from what the same shares took before."""
+    assert duel.quest.best is not None
+    challenger = duel.starts ^ (len(duel.legs) % 2 == 0)
+    before_s = duel.quest.best.slowest_s if challenger else duel.quest.incumbent.slowest_s
+    ratio = float(np.median(duel.legs[-1])) / before_s
+    return max(ratio, 1.0 / ratio) > rules.drift
 
 
 def _run(shares: tuple[int, ...], quest: Quest, reason: str) -> Reallocate:
