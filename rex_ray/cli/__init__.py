@@ -1,4 +1,4 @@
-"""The command line: ``rex-ray demo | replay | report | env``.
+"""The command line: ``rex-ray demo | plan | replay | report | env``.
 
 Everything heavy is imported inside the command that needs it: ``rex-ray --help`` answers at once.
 """
@@ -43,8 +43,20 @@ RunArgument = Annotated[
 def demo(
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", "-p", help="Policy to run; repeat for several.", show_default="bsp, dlb and rex"),
+        typer.Option(
+            "--policy",
+            "-p",
+            help="Policy to run; repeat for several. Also rex-no-trigger and rex-no-search.",
+            show_default="those that the scenario compares",
+        ),
     ] = None,
+    scenario: Annotated[
+        str,
+        typer.Option(
+            help="static (a mixed cluster), transient (workers that slow down), growth (of the global batch) or tiles "
+            "(step times that no smooth curve fits)."
+        ),
+    ] = "static",
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for summary.json and the runs.")] = Path(
         "rex-ray-demo"
     ),
@@ -56,15 +68,22 @@ def demo(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs per run.", show_default="enough for the target accuracy")
     ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of Fashion-MNIST's idx files, for growth.",
+            show_default="the usual places, else generated rows",
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few epochs: the way it works, not the target.")] = False,
 ) -> None:
     """Train on an emulated mixed cluster, once per policy, and print what was gained."""
     counts = _worker_counts(workers or [])
-    from rex_ray.demo.comparison import DEFAULT_POLICIES, run_demo  # noqa: PLC0415
+    from rex_ray.demo.comparison import run_demo  # noqa: PLC0415
+    from rex_ray.demo.scenarios import make_settings  # noqa: PLC0415
 
-    run_demo(
-        tuple(policy or DEFAULT_POLICIES), output, seed=seed, workers=counts or None, num_epochs=epochs, quick=quick
-    )
+    settings = make_settings(scenario, quick=quick, seed=seed, workers=counts, num_epochs=epochs, data_dir=data_dir)
+    run_demo(settings, policy or None, output)
 
 
 def _worker_counts(entries: list[str]) -> dict[str, int]:
@@ -75,6 +94,38 @@ def _worker_counts(entries: list[str]) -> dict[str, int]:
             raise ConfigError(f"--workers {entry!r} is not KIND=COUNT; write for example --workers T4=2")
         counts[kind] = counts.get(kind, 0) + int(count)
     return counts
+
+
+@app.command()
+def plan(
+    cluster: Annotated[
+        str, typer.Option("--cluster", "-c", metavar="COUNTxDEVICE,...", help="Devices, e.g. 4xT4,4xV100.")
+    ],
+    workload: Annotated[str, typer.Option("--workload", "-w", help="What is trained, e.g. resnet50.")],
+    limits: Annotated[
+        bool, typer.Option("--limits", help="The most that any method can give, against fixed batches.")
+    ] = False,
+    global_batch_size: Annotated[
+        int | None,
+        typer.Option("--global-batch-size", "-b", min=1, help="Rows per step.", show_default="the profile's reference"),
+    ] = None,
+    network: Annotated[
+        str, typer.Option(help="Kind of device whose measured all-reduce times count, or 'none'.")
+    ] = "T4",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Predict, from public profiles alone: the split of one batch, or with --limits what is attainable at all."""
+    from rex_ray.cli import planning  # noqa: PLC0415
+
+    if limits and not as_json:
+        planning.print_limits(cluster, workload, global_batch_size, network, Console())
+        return
+    document = planning.limits_document if limits else planning.plan_document
+    found = document(cluster, workload, global_batch_size, network)
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        planning.print_plan(found, Console())
 
 
 @app.command()

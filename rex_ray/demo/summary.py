@@ -1,122 +1,32 @@
 """What a run gained, computed from its journal alone. Pure.
 
 A run is judged against the emulated cluster's own truth: the profiles that its workers were stretched to. Only the
-events of the journal go in, so the same figures come out of a run of today and of one read back in a year.
+journal goes in, so the same figures come out of a run of today and of one read back in a year.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from rex_ray.control.events import Event, GroupStarted, MetricReported, StepObserved
-from rex_ray.core.types import FloatArray, IntArray, StepFlag
+from rex_ray.control.journal import Entry
+from rex_ray.core.types import FloatArray, IntArray
+from rex_ray.demo.adaptation import BatchChange, SearchOutcome, batch_changes, search_outcome
+from rex_ray.demo.reactions import (
+    NEAR_OPTIMUM,
+    EventOutcome,
+    false_reallocations,
+    first_reaction_steps,
+    judge_events,
+)
+from rex_ray.demo.script import ScriptedEvent
+from rex_ray.demo.trace import MetricPoint, RunTrace
+from rex_ray.demo.truth import Truth
+from rex_ray.report.build import build_run
 
-__all__ = ["MetricPoint", "RunSummary", "RunTrace", "Truth", "summarise"]
-
-NEAR_OPTIMUM = 1.10
-"""A split counts as found while its exact step time is within this factor of the optimum's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricPoint:
-    """Metrics that the loop reported, and when."""
-
-    elapsed_s: float
-    epoch: int
-    step: int
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunTrace:
-    """The steps of one run in order, and the metrics beside them.
-
-    Attributes:
-        devices: kind of device per rank.
-        steps: step number, shape ``[k]``.
-        versions: allocation version per step, shape ``[k]``.
-        num_rows: real rows, shape ``[k, n]``.
-        own_s: data + compute, shape ``[k, n]``.
-        step_s: wall time of the step, shape ``[k]``, the mean over ranks: a synchronous step is common to all, what
-            differs is the jitter of its ends.
-        partial: whether the step was an epoch's last, smaller batch, shape ``[k]``.
-        metrics: in the order of their reports.
-    """
-
-    devices: tuple[str, ...]
-    steps: IntArray
-    versions: IntArray
-    num_rows: IntArray
-    own_s: FloatArray
-    step_s: FloatArray
-    partial: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    metrics: tuple[MetricPoint, ...]
-
-    @classmethod
-    def from_events(cls, events: Iterable[Event]) -> RunTrace:
-        """Collect the trace of a run's last worker group.
-
-        Raises:
-            ValueError: the events hold no complete step.
-        """
-        devices: tuple[str, ...] = ()
-        observed: list[StepObserved] = []
-        metrics: list[MetricPoint] = []
-        for event in events:
-            match event:
-                case GroupStarted(problem=problem):
-                    devices = tuple(worker.device for worker in problem.workers)
-                    observed = []
-                case StepObserved():
-                    observed.append(event)
-                case MetricReported():
-                    metrics.append(
-                        MetricPoint(
-                            elapsed_s=event.elapsed_us / 1e6,
-                            epoch=event.epoch,
-                            step=event.step,
-                            metrics=event.metrics,
-                        )
-                    )
-                case _:
-                    pass
-        if not observed:
-            raise ValueError("the journal holds no complete step: nothing to summarise")
-        return cls(
-            devices=devices,
-            steps=np.array([o.step for o in observed], dtype=np.int64),
-            versions=np.array([o.allocation_version for o in observed], dtype=np.int64),
-            num_rows=np.stack([o.num_rows for o in observed]),
-            own_s=np.stack([o.own_us for o in observed]) / 1e6,
-            step_s=np.stack([o.step_us for o in observed]).mean(axis=1) / 1e6,
-            partial=np.array([bool(o.flags & StepFlag.PARTIAL) for o in observed]),
-            metrics=tuple(metrics),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Truth:
-    """What the emulated cluster really does, in the run's (scaled) seconds.
-
-    Attributes:
-        own_s: exact own time per rank for rows per rank, ``[n] -> [n]``, without noise and episodes.
-        all_reduce_s: emulated time of one reduction.
-        optimum: the exact min-max split of the global batch.
-        peak_rows_per_s: ``sum_i max_b b / t_i(b)``, the rate of the cluster if nobody ever waited.
-    """
-
-    own_s: Callable[[Sequence[int]], FloatArray]
-    all_reduce_s: float
-    optimum: tuple[int, ...]
-    peak_rows_per_s: float
-
-    @property
-    def optimum_step_s(self) -> float:
-        """Step time of the optimum."""
-        return float(self.own_s(self.optimum).max()) + self.all_reduce_s
+__all__ = ["RunSummary", "summarise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,14 +51,26 @@ class RunSummary:
             optimum's until the end; None if it does not at the end.
         optimum_local_batch_sizes: the emulated cluster's exact optimum.
         optimum_step_s: its step time.
-        ratio_to_optimum: ``settled_median_step_s / optimum_step_s``; what exceeds 1 is the split, the noise, and all
-            that a real step does beside computing.
+        exact_step_s: exact step time of ``local_batch_sizes``, without noise and slowdowns.
+        ratio_to_optimum: median over the second half of a step's time over that of the optimum at that step, for its
+            rows and under its slowdowns; what exceeds 1 is the split, the noise, and all that a real step does beside
+            computing.
         emulation_error: median of the slowest worker's own time over its exact value, minus 1: how far the machine
             kept up with the emulation. More than some percent means that the machine was too slow for it.
         rows_seen_exactly_once: whether every epoch's report said that each row was seen once over all workers.
         final_accuracy: the last reported accuracy.
         num_steps: steps in the journal.
         num_epochs: epochs reported.
+        full_time_s: wall time of all steps, whatever was learnt in them; reports and evaluations are not in it.
+        oracle_s: the same for an oracle that knows every curve and the script, and has the best shares of the run's
+            own rows at every step; noise-free, see ``Truth.oracle_s``.
+        gap_to_oracle_pct: ``100 (full_time_s / oracle_s - 1)``, at the run's own number of rows per step.
+        first_reaction_steps: slowest first answer to a scripted slowdown of one worker, in steps from its onset to the
+            newest step known at the decision; None without such a slowdown, or if one was not answered.
+        false_reallocations: switches that the truth does not justify, see ``reactions.false_reallocations``.
+        events: what became of each scripted event.
+        batch_changes: changes of the global batch.
+        searches: what became of searches for better shares.
     """
 
     policy: str
@@ -165,58 +87,94 @@ class RunSummary:
     steps_to_split: int | None
     optimum_local_batch_sizes: tuple[int, ...]
     optimum_step_s: float
+    exact_step_s: float
     ratio_to_optimum: float
     emulation_error: float
     rows_seen_exactly_once: bool
     final_accuracy: float | None
     num_steps: int
     num_epochs: int
+    full_time_s: float
+    oracle_s: float
+    gap_to_oracle_pct: float
+    first_reaction_steps: int | None
+    false_reallocations: int
+    events: tuple[EventOutcome, ...] = ()
+    batch_changes: tuple[BatchChange, ...] = ()
+    searches: SearchOutcome = field(default_factory=SearchOutcome)
 
 
-def summarise(policy: str, trace: RunTrace, truth: Truth, *, target_accuracy: float) -> RunSummary:
+def summarise(
+    policy: str,
+    entries: Sequence[Entry],
+    truth: Truth,
+    *,
+    target_accuracy: float,
+    script: Sequence[ScriptedEvent] = (),
+) -> RunSummary:
     """Judge a run against the cluster's truth.
 
     Args:
         policy: name for the row.
-        trace: what happened.
+        entries: the run's journal.
         truth: what was possible.
         target_accuracy: value of the metric ``accuracy`` that counts as trained.
+        script: what happened to the workers.
 
     Raises:
-        ValueError: the trace holds no step with a whole global batch.
+        ValueError: the journal holds no step with a whole global batch.
     """
+    trace = RunTrace.from_events(entry.event for entry in entries)
     whole = np.flatnonzero(~trace.partial)
     if whole.size == 0:
         raise ValueError("no step with a whole global batch: the data set is smaller than the global batch")
+    decisions = build_run("", policy, {}, ((entry.event, entry.notes) for entry in entries)).decisions
     settled = whole[whole.size // 2 :]
     imbalance = trace.own_s.max(axis=1) / trace.own_s.mean(axis=1) - 1.0
-    exact_s = np.stack([truth.own_s(tuple(rows)) for rows in trace.num_rows.tolist()])
+    exact_s = _exact_own_s(trace, truth)
+    best_s = truth.oracle_s(trace)
     accuracies = [point.metrics["accuracy"] for point in trace.metrics if "accuracy" in point.metrics]
     start_up_s = _start_up_s(trace)
-    settled_step_s = float(np.median(trace.step_s[settled]))
-    wall_s = float(trace.step_s.sum())
+    wall_s, oracle_s = float(trace.step_s.sum()), float(best_s.sum())
+    last_rows = tuple(trace.num_rows[whole[-1]].tolist())
+    outcomes = judge_events(script, decisions, truth, trace.devices)
     return RunSummary(
         policy=policy,
         time_to_target_s=_time_to(trace.metrics, target_accuracy, start_up_s),
         start_up_s=start_up_s,
         median_step_s=float(np.median(trace.step_s[whole])),
-        settled_median_step_s=settled_step_s,
+        settled_median_step_s=float(np.median(trace.step_s[settled])),
         imbalance=float(np.median(imbalance[whole])),
         settled_imbalance=float(np.median(imbalance[settled])),
         rii=1.0 - float(trace.num_rows.sum()) / (wall_s * truth.peak_rows_per_s),
         rii_wait=1.0 - float(trace.own_s.sum()) / (len(trace.devices) * wall_s),
-        local_batch_sizes=tuple(trace.num_rows[whole[-1]].tolist()),
+        local_batch_sizes=last_rows,
         reallocations=int(np.count_nonzero(np.diff(trace.versions))),
-        steps_to_split=_steps_to_split(trace.steps[whole], exact_s[whole].max(axis=1), truth),
+        steps_to_split=_steps_to_split(trace, whole, truth),
         optimum_local_batch_sizes=truth.optimum,
         optimum_step_s=truth.optimum_step_s,
-        ratio_to_optimum=settled_step_s / truth.optimum_step_s,
+        exact_step_s=truth.step_s(last_rows),
+        ratio_to_optimum=float(np.median(trace.step_s[settled] / best_s[settled])),
         emulation_error=float(np.median(trace.own_s[whole].max(axis=1) / exact_s[whole].max(axis=1))) - 1.0,
         rows_seen_exactly_once=_every_row_once(trace.metrics),
         final_accuracy=accuracies[-1] if accuracies else None,
         num_steps=int(trace.steps.size),
         num_epochs=len(accuracies),
+        full_time_s=wall_s,
+        oracle_s=oracle_s,
+        gap_to_oracle_pct=100.0 * (wall_s / oracle_s - 1.0),
+        first_reaction_steps=first_reaction_steps(outcomes),
+        false_reallocations=false_reallocations(decisions, truth),
+        events=outcomes,
+        batch_changes=batch_changes(decisions),
+        searches=search_outcome(entries),
     )
+
+
+def _exact_own_s(trace: RunTrace, truth: Truth) -> FloatArray:
+    """Return what every own time would be without noise, shape ``[k, n]``."""
+    pairs = zip(trace.num_rows.tolist(), trace.steps.tolist(), strict=True)
+    return np.stack([truth.own_s(rows, truth.slowdowns(step)) for rows, step in pairs])
 
 
 def _start_up_s(trace: RunTrace) -> float:
@@ -232,12 +190,17 @@ def _time_to(metrics: Sequence[MetricPoint], target: float, start_up_s: float) -
     return next((point.elapsed_s - start_up_s for point in reached), None)
 
 
-def _steps_to_split(steps: IntArray, exact_max_s: FloatArray, truth: Truth) -> int | None:
-    near = exact_max_s <= NEAR_OPTIMUM * float(truth.own_s(truth.optimum).max())
+def _steps_to_split(trace: RunTrace, whole: IntArray, truth: Truth) -> int | None:
+    """As if nothing were ever slow: shares that answer a slowdown leave the neighbourhood, and come back."""
+    ratios = []
+    for rows in trace.num_rows[whole].tolist():
+        best = truth.best_split(sum(rows))
+        ratios.append(float(truth.own_s(rows).max() / truth.own_s(best).max()))
+    near = np.array(ratios) <= NEAR_OPTIMUM
     if not near[-1]:
         return None
     far = np.flatnonzero(~near)
-    return int(steps[far[-1] + 1]) if far.size else int(steps[0])
+    return int(trace.steps[whole[far[-1] + 1 if far.size else 0]])
 
 
 def _every_row_once(metrics: Sequence[MetricPoint]) -> bool:

@@ -105,7 +105,7 @@ class _Builder:
                 self._decide(note)
             case Applied():
                 self.running = note.local_batch_sizes
-                self._amend(note.version, lambda row: replace(row, applied_at_step=note.step))
+                self._amend(note.version, lambda row: replace(row, applied_at_step=note.step, lag_steps=note.lag_steps))
             case Measured():
                 self._amend(note.version, lambda row: replace(row, measured_gain=note.gain))
             case Withdrawn():
@@ -134,6 +134,8 @@ class _Builder:
                 after=note.proposal.local_batch_sizes if note.proposal is not None else (),
                 version=note.version,
                 predicted_gain=note.predicted_gain,
+                lr_factor=note.proposal.lr_factor if note.proposal is not None else 1.0,
+                evidence=note.evidence,
             )
         )
 

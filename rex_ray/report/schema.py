@@ -80,6 +80,9 @@ class DecisionRow:
         applied_at_step: first complete step under it, or None if it never took effect.
         predicted_gain: fraction of step time that the policy expected to save, or None.
         measured_gain: fraction that it did save, as the controller measured it, or None.
+        lag_steps: steps from the newest one known at the decision to the first under it, or None.
+        lr_factor: factor on the learning rate that was asked for with it.
+        evidence: named figures behind it: statistics of tests, predicted times.
     """
 
     number: int
@@ -92,6 +95,9 @@ class DecisionRow:
     applied_at_step: int | None = None
     predicted_gain: float | None = None
     measured_gain: float | None = None
+    lag_steps: int | None = None
+    lr_factor: float = 1.0
+    evidence: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,7 +12,9 @@ from rich.console import Console
 from rex_ray.control.journal import Journal
 from rex_ray.control.replay import controller_for, replay
 from rex_ray.core.errors import ConfigError
-from rex_ray.demo.comparison import DemoSettings, run_demo
+from rex_ray.demo.comparison import run_demo
+from rex_ray.demo.scenarios import make_settings
+from rex_ray.demo.settings import DemoSettings
 from rex_ray.report.load import load_journal
 from rex_ray.sim import compare_decisions, feed_recorded
 
@@ -25,6 +27,10 @@ REQUIRED = {
     "local_batch_sizes",
     "reallocations",
     "rows_seen_exactly_once",
+    "full_time_s",
+    "first_reaction_steps",
+    "false_reallocations",
+    "gap_to_oracle_pct",
 }
 
 
@@ -32,7 +38,8 @@ REQUIRED = {
 def demo_dir(tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("demo")
     printed = io.StringIO()
-    run_demo(("rex",), output, workers={"T4": 1, "V100": 1}, quick=True, console=Console(file=printed, width=100))
+    settings = make_settings("static", workers={"T4": 1, "V100": 1}, quick=True)
+    run_demo(settings, ("rex",), output, Console(file=printed, width=100))
     (output / "printed.txt").write_text(printed.getvalue())
     return output
 
@@ -99,11 +106,14 @@ class TestAShortRun:
         (("rex",), {"workers": {"T4": 1, "V10": 1}}, "'V10'.*did you mean 'V100'"),
         (("rex",), {"workers": {"T4": 300}}, "global_batch_size=256 is below num_workers=300"),
         (("rex",), {"num_epochs": 0}, "at least one epoch"),
+        (("rex",), {"scenario": "transiet"}, "unknown scenario 'transiet'.*did you mean 'transient'"),
+        (("rex",), {"scenario": "transient", "workers": {"T4": 2}}, "slows rank 2, and there are 2 workers"),
+        (("rex-no-triger",), {}, "did you mean 'rex-no-trigger'"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(tmp_path, policies, options, words):
     with pytest.raises(ConfigError, match=words):
-        run_demo(policies, tmp_path / "out", **options)
+        run_demo(make_settings(**{"scenario": "static"} | options), policies, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

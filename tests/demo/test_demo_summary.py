@@ -1,6 +1,6 @@
-from __future__ import annotations
+"""What a run is said to have gained follows from its journal by definitions that can be checked by hand."""
 
-import dataclasses
+from __future__ import annotations
 
 import numpy as np
 import pytest
@@ -8,37 +8,93 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rex_ray.control.events import GroupStarted, MetricReported, RunEnded, StepObserved
-from rex_ray.core.types import Problem, StepFlag, WorkerSpec
-from rex_ray.demo.summary import MetricPoint, RunTrace, Truth, summarise
+from rex_ray.control.journal import Entry
+from rex_ray.core.curves import StepTimeCurve
+from rex_ray.core.types import Problem, StepFlag, WorkerSpec, read_only
+from rex_ray.demo.summary import RunSummary, summarise
+from rex_ray.demo.trace import MetricPoint, RunTrace
+from rex_ray.demo.truth import Truth
+from rex_ray.scenario import DeviceProfile, Episode, Source, WorkerTimeline
 
 PER_ROW_S = np.array([0.004, 0.001])
-TRUTH = Truth(
-    own_s=lambda rows: PER_ROW_S * np.asarray(rows, dtype=np.float64),
-    all_reduce_s=0.01,
-    optimum=(20, 80),
-    peak_rows_per_s=float((1.0 / PER_ROW_S).sum()),
-)
 
 
-def make_trace(splits, *, rest_s=0.01, partial=None, metrics=()) -> RunTrace:
-    """A run without noise: own times are the truth's, a step ends ``rest_s`` after the slowest."""
-    num_rows = np.array(splits, dtype=np.int64)
-    own_s = num_rows * PER_ROW_S
-    changed = np.any(np.diff(num_rows, axis=0) != 0, axis=1)
-    return RunTrace(
-        devices=("T4", "V100"),
-        steps=np.arange(len(splits)),
-        versions=np.concatenate([[0], np.cumsum(changed)]),
-        num_rows=num_rows,
-        own_s=own_s,
-        step_s=own_s.max(axis=1) + rest_s,
-        partial=np.zeros(len(splits), bool) if partial is None else np.array(partial),
-        metrics=tuple(metrics),
+def linear_profile(device: str, per_row_s: float) -> DeviceProfile:
+    """A device whose time is all in its rows."""
+    curve = StepTimeCurve(
+        knot_rows=read_only([0.0, 1000.0], np.float64),
+        knot_s=read_only([0.0, 1000.0 * per_row_s], np.float64),
+        max_trusted_rows=1000,
+    )
+    source = Source(repo="", commit="", path="")
+    return DeviceProfile(
+        device=device,
+        workload="w",
+        local_batch_sizes=(1000,),
+        step_time_s=(1000.0 * per_row_s,),
+        max_local_batch_size=1000,
+        source=source,
+        curve=curve,
     )
 
 
+def make_truth(episodes: tuple[Episode, ...] = ()) -> Truth:
+    profiles = (linear_profile("T4", 0.004), linear_profile("V100", 0.001))
+    return Truth(
+        timelines=tuple(
+            WorkerTimeline(profile=profile, rank=rank, seed=0, episodes=episodes)
+            for rank, profile in enumerate(profiles)
+        ),
+        all_reduce_s=0.01,
+        global_batch_size=100,
+    )
+
+
+TRUTH = make_truth()
+
+
+def make_entries(splits, *, rest_s=0.01, partial=None, metrics=()) -> list[Entry]:
+    """A run without noise: own times are the truth's, a step ends ``rest_s`` after the slowest."""
+    events: list = [started()]
+    version, before = 0, None
+    for number, rows in enumerate(splits):
+        version += rows != before
+        before = rows
+        own_us = np.round(1e6 * PER_ROW_S * np.array(rows)).astype(np.int64)
+        flags = StepFlag.PARTIAL if partial is not None and partial[number] else StepFlag.NONE
+        events.append(
+            StepObserved(
+                generation="g",
+                epoch=0,
+                step=number,
+                allocation_version=version,
+                num_rows=np.array(rows),
+                data_us=0 * own_us,
+                compute_us=own_us,
+                sync_us=0 * own_us,
+                step_us=0 * own_us + int(own_us.max()) + round(1e6 * rest_s),
+                flags=flags,
+            )
+        )
+    events += [
+        MetricReported(
+            generation="g",
+            epoch=point.epoch,
+            step=point.step,
+            elapsed_us=round(1e6 * point.elapsed_s),
+            metrics=dict(point.metrics),
+        )
+        for point in metrics
+    ]
+    return [Entry(number=k, event=event, commands=(), notes=()) for k, event in enumerate(events)]
+
+
+def summary_of(splits, *, target_accuracy=0.9, truth=TRUTH, **options) -> RunSummary:
+    return summarise("x", make_entries(splits, **options), truth, target_accuracy=target_accuracy)
+
+
 def test_the_optimum_from_the_first_step_is_what_a_perfect_run_scores():
-    summary = summarise("x", make_trace([(20, 80)] * 10), TRUTH, target_accuracy=0.9)
+    summary = summary_of([(20, 80)] * 10)
     assert summary.ratio_to_optimum == pytest.approx(1.0)
     assert summary.imbalance == pytest.approx(0.0)
     assert summary.steps_to_split == 0
@@ -50,7 +106,7 @@ def test_the_optimum_from_the_first_step_is_what_a_perfect_run_scores():
 
 
 def test_equal_shares_score_their_exact_imbalance_and_rii():
-    summary = summarise("x", make_trace([(50, 50)] * 4), TRUTH, target_accuracy=0.9)
+    summary = summary_of([(50, 50)] * 4)
     assert summary.imbalance == pytest.approx(200 / 125 - 1)
     assert summary.rii == pytest.approx(1 - 100 / (0.21 * 1250))
     assert summary.rii_wait == pytest.approx(1 - 0.25 / (2 * 0.21))
@@ -60,7 +116,7 @@ def test_equal_shares_score_their_exact_imbalance_and_rii():
 
 def test_steps_to_split_is_the_first_step_of_the_last_stay_near_the_optimum():
     splits = [(50, 50)] * 5 + [(20, 80)] * 3 + [(40, 60)] * 2 + [(21, 79)] * 6
-    summary = summarise("x", make_trace(splits), TRUTH, target_accuracy=0.9)
+    summary = summary_of(splits)
     assert summary.steps_to_split == 10
     assert summary.reallocations == 3
     assert summary.local_batch_sizes == (21, 79)
@@ -68,15 +124,15 @@ def test_steps_to_split_is_the_first_step_of_the_last_stay_near_the_optimum():
 
 def test_a_partial_batch_counts_for_rii_only():
     splits = [(20, 80)] * 4 + [(2, 8)]
-    whole = summarise("x", make_trace(splits[:4]), TRUTH, target_accuracy=0.9)
-    both = summarise("x", make_trace(splits, partial=[False] * 4 + [True]), TRUTH, target_accuracy=0.9)
+    whole = summary_of(splits[:4])
+    both = summary_of(splits, partial=[False] * 4 + [True])
     assert both.median_step_s == whole.median_step_s
     assert both.local_batch_sizes == (20, 80)
     assert both.rii > whole.rii
 
 
 def test_median_of_the_whole_run_and_of_its_second_half_differ_when_the_split_came_late():
-    summary = summarise("x", make_trace([(50, 50)] * 6 + [(20, 80)] * 6), TRUTH, target_accuracy=0.9)
+    summary = summary_of([(50, 50)] * 6 + [(20, 80)] * 6)
     assert summary.settled_median_step_s == pytest.approx(0.09)
     assert summary.median_step_s == pytest.approx((0.09 + 0.21) / 2)
     assert summary.settled_imbalance == pytest.approx(0.0)
@@ -89,25 +145,24 @@ def point(elapsed_s: float, step: int = 0, **metrics: float) -> MetricPoint:
 def test_time_to_target_is_the_first_report_that_reaches_it_and_none_is_none():
     accuracies = {5.18: 0.5, 6.0: 0.9, 7.0: 0.8, 8.0: 0.95}
     reports = [point(seconds, step=2, accuracy=accuracy) for seconds, accuracy in accuracies.items()]
-    trace = make_trace([(20, 80)] * 4, metrics=reports)
+    run = summary_of([(20, 80)] * 4, metrics=reports)
     # Two steps of 90 ms came before the first report: the 5 s before them were no training.
-    assert summarise("x", trace, TRUTH, target_accuracy=0.9).start_up_s == pytest.approx(5.0)
-    assert summarise("x", trace, TRUTH, target_accuracy=0.9).time_to_target_s == pytest.approx(1.0)
-    assert summarise("x", trace, TRUTH, target_accuracy=0.99).time_to_target_s is None
-    assert summarise("x", trace, TRUTH, target_accuracy=0.9).final_accuracy == 0.95
+    assert run.start_up_s == pytest.approx(5.0)
+    assert run.time_to_target_s == pytest.approx(1.0)
+    assert run.final_accuracy == 0.95
+    assert summary_of([(20, 80)] * 4, metrics=reports, target_accuracy=0.99).time_to_target_s is None
 
 
 @pytest.mark.parametrize(("shares", "expected"), [([1.0, 1.0], True), ([1.0, 0.999], False), ([], False)])
 def test_rows_seen_exactly_once_needs_every_epoch_to_say_so_and_one_to_say_it(shares, expected):
     reports = [point(1.0, rows_seen_exactly_once=share) for share in shares]
-    summary = summarise("x", make_trace([(20, 80)], metrics=reports), TRUTH, target_accuracy=0.9)
+    summary = summary_of([(20, 80)], metrics=reports)
     assert summary.rows_seen_exactly_once is expected
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=30))
 def test_no_split_beats_the_optimum_and_every_share_of_waste_is_a_share(first_shares):
-    trace = make_trace([(b, 100 - b) for b in first_shares])
-    summary = summarise("x", trace, TRUTH, target_accuracy=0.9)
+    summary = summary_of([(b, 100 - b) for b in first_shares])
     assert summary.ratio_to_optimum >= 1.0 - 1e-12
     assert 0.0 <= summary.rii <= 1.0
     assert 0.0 <= summary.rii_wait <= 1.0
@@ -158,6 +213,5 @@ def test_trace_holds_what_the_events_say_of_the_last_group():
 def test_a_journal_without_a_whole_step_is_refused():
     with pytest.raises(ValueError, match="no complete step"):
         RunTrace.from_events([started()])
-    trace = dataclasses.replace(make_trace([(2, 8)]), partial=np.array([True]))
     with pytest.raises(ValueError, match="smaller than the global batch"):
-        summarise("x", trace, TRUTH, target_accuracy=0.9)
+        summary_of([(2, 8)], partial=[True])
