@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rex_ray.control import commands, events, notes, phases
 from rex_ray.control.codec import Codec
-from rex_ray.core import curves, search_problem, step_time, types
+from rex_ray.core import curves, memory, search_problem, step_time, types
 from rex_ray.policies import (
     base,
     composition,
@@ -31,6 +31,8 @@ CODEC = Codec(
         types.StepFlag,
         types.WorkerSpec,
         curves.StepTimeCurve,
+        memory.KindMemory,
+        memory.MemoryBook,
         search_problem.SearchProblem,
         step_time.LearntShape,
         step_time.StepTimeBook,

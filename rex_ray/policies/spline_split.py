@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from rex_ray.core.curves import StepTimeCurve
-from rex_ray.core.errors import ConfigError, InfeasibleError
+from rex_ray.core.errors import ConfigError
+from rex_ray.core.memory import MemoryBook
 from rex_ray.core.observations import AllocationApplied, StepObserved
-from rex_ray.core.search_problem import SearchKind, SearchProblem
-from rex_ray.core.split import CurveSet, SplitPlan, exact_split
+from rex_ray.core.split import CurveSet
 from rex_ray.core.step_time import WINDOW, StepTimeBook
-from rex_ray.core.types import Allocation, BoolArray, FloatArray, IntArray, Problem, StepFlag, read_only
+from rex_ray.core.types import Allocation, BoolArray, FloatArray, Problem, StepFlag
 from rex_ray.policies.base import Finding, Proposal, Reallocate
-from rex_ray.policies.limits import equal_shares, resumed_shares, share_bounds
+from rex_ray.policies.limits import equal_shares, resumed_shares
 from rex_ray.policies.seams import Model, Shares
+from rex_ray.policies.spline_model import SplineModel
 
-__all__ = ["SplineModel", "SplineSplit", "SplineSplitState"]
+__all__ = ["SplineSplit", "SplineSplitState"]
 
 _MIN_SPREAD = 0.005
 """Relative sd of own times below which no few samples are believed."""
@@ -33,6 +32,7 @@ class SplineSplitState:
     Attributes:
         problem: the group and its limits.
         book: own times per rank and size.
+        memory: peaks of memory per kind and size.
         sizes: shares that the group is known to run, or None before its first step.
         num_clean: clean steps under these shares.
         recent_log_s: log own times of the newest of those steps, shape ``[<= 32, n]``.
@@ -44,6 +44,7 @@ class SplineSplitState:
 
     problem: Problem
     book: StepTimeBook
+    memory: MemoryBook
     sizes: tuple[int, ...] | None
     num_clean: int
     recent_log_s: FloatArray
@@ -51,49 +52,6 @@ class SplineSplitState:
     verdict: str = "too few clean steps yet"
     evidence: Mapping[str, float] = field(default_factory=dict)
     is_new: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SplineModel:
-    """The book's answers to the parts beside the split."""
-
-    problem: Problem
-    book: StepTimeBook
-
-    def own_s(self, num_rows: npt.ArrayLike) -> FloatArray | None:
-        """Return every rank's expected own time, or None while some rank's curve is unknown."""
-        if not self.book.is_complete:
-            return None
-        return CurveSet(self.book.curves()).own_s(np.asarray(num_rows, dtype=np.int64))
-
-    def step_time_s(self, global_batch_size: int) -> float | None:
-        """Return the step time of the exact split, or None while it is unknown or impossible."""
-        plan = _exact_plan(self.problem, self.book, global_batch_size)
-        return None if plan is None else plan.step_time_s
-
-    def max_rows(self) -> IntArray | None:
-        """Return the most rows that fit each rank's memory."""
-        return None
-
-    def search_problem(self, kind: SearchKind, incumbent: tuple[int, ...], max_trials: int) -> SearchProblem | None:
-        """Return the search around the exact split of the incumbent's rows, or None while that is unknown."""
-        plan = _exact_plan(self.problem, self.book, sum(incumbent))
-        if plan is None:
-            return None
-        curves = self.book.curves()
-        lower, upper = _bounds(self.problem, curves, sum(incumbent))
-        shapes, shape_of, scales = SearchProblem.condense(curves)
-        return SearchProblem(
-            kind=kind,
-            plan=plan.local_batch_sizes,
-            incumbent=incumbent,
-            lower=tuple(lower.tolist()),
-            upper=tuple(upper.tolist()),
-            shapes=shapes,
-            shape_of=shape_of,
-            scales=scales,
-            max_trials=max_trials,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +96,18 @@ class SplineSplit:
         """Begin with the shares resumed from, else those that curves learnt earlier ask for, else equal ones."""
         devices = tuple(worker.device for worker in problem.workers)
         book = prior.book.carry_over(devices) if prior else StepTimeBook.empty(devices)
+        memory = MemoryBook.empty(devices, prior.memory if prior else None)
         shares = resumed_shares(problem, current, global_batch_size)
         if shares is None:
-            plan = _exact_plan(problem, book, global_batch_size)
+            plan = SplineModel(problem=problem, book=book, memory=memory).exact_plan(global_batch_size)
             shares = plan.local_batch_sizes if plan else equal_shares(problem, global_batch_size)
         state = SplineSplitState(
-            problem=problem, book=book, sizes=None, num_clean=0, recent_log_s=_no_steps(problem.num_workers)
+            problem=problem,
+            book=book,
+            memory=memory,
+            sizes=None,
+            num_clean=0,
+            recent_log_s=_no_steps(problem.num_workers),
         )
         return shares, state
 
@@ -153,15 +117,18 @@ class SplineSplit:
             return replace(state, is_new=False) if state.is_new else state
         own_s = step.own_us * 1e-6
         book = state.book.observe(step.num_rows, own_s, use)
+        memory = state.memory.observe(step.num_rows, step.peak_memory_bytes)
         if state.sizes is None or tuple(step.num_rows.tolist()) != state.sizes:
-            return replace(state, book=book, is_new=False)
-        log_s = np.log(np.maximum(own_s, 1e-6))[None]
+            return replace(state, book=book, memory=memory, is_new=False)
+        recent = np.concatenate([state.recent_log_s[1 - WINDOW :], np.log(np.maximum(own_s, 1e-6))[None]])
+        recent.setflags(write=False)
         state = SplineSplitState(
             problem=state.problem,
             book=book,
+            memory=memory,
             sizes=state.sizes,
             num_clean=state.num_clean + 1,
-            recent_log_s=read_only(np.concatenate([state.recent_log_s[1 - WINDOW :], log_s]), np.float64),
+            recent_log_s=recent,
             offer=state.offer,
             verdict=state.verdict,
             evidence=state.evidence,
@@ -178,7 +145,7 @@ class SplineSplit:
 
     def plan(self, state: SplineSplitState, global_batch_size: int) -> Shares:
         """Return the exact split of another batch, equal shares while the curves are unknown or do not reach."""
-        plan = _exact_plan(state.problem, state.book, global_batch_size)
+        plan = _model(state).exact_plan(global_batch_size)
         if plan is None:
             return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size))
         return Shares(local_batch_sizes=plan.local_batch_sizes, step_time_s=plan.step_time_s)
@@ -196,7 +163,7 @@ class SplineSplit:
 
     def model(self, state: SplineSplitState) -> Model | None:
         """Return the book's curves."""
-        return SplineModel(problem=state.problem, book=state.book)
+        return _model(state)
 
     def _is_due(self, num_clean: int) -> bool:
         doublings, rest = divmod(num_clean, self.min_steps)
@@ -208,9 +175,10 @@ class SplineSplit:
         """Compare the present shares with the exact split on today's curves."""
         if state.sizes is None:
             return state
-        plan = _exact_plan(state.problem, state.book, sum(state.sizes))
+        plan = _model(state).exact_plan(sum(state.sizes))
         if plan is None:
-            return replace(state, offer=None, verdict="some rank's times are unknown", evidence={}, is_new=True)
+            why = "no split fits what the ranks hold" if state.book.is_complete else "some rank's times are unknown"
+            return replace(state, offer=None, verdict=why, evidence={}, is_new=True)
         now_s = float(CurveSet(state.book.curves()).own_s(np.array(state.sizes)).max())
         gain = 1.0 - plan.step_time_s / now_s
         needed = self.min_gain if confident else max(self.min_gain, self.num_sigmas * self._standard_error(state))
@@ -264,20 +232,5 @@ def _no_steps(num_workers: int) -> FloatArray:
     return np.zeros((0, num_workers))
 
 
-def _exact_plan(problem: Problem, book: StepTimeBook, global_batch_size: int) -> SplitPlan | None:
-    """Return the exact split within the ranks' limits and the curves' reach, or None where there is none."""
-    if not book.is_complete:
-        return None
-    curves = book.curves()
-    lower, upper = _bounds(problem, curves, global_batch_size)
-    try:
-        return exact_split(curves, global_batch_size, lower.tolist(), upper.tolist())
-    except InfeasibleError:
-        return None
-
-
-def _bounds(problem: Problem, curves: Sequence[StepTimeCurve], global_batch_size: int) -> tuple[IntArray, IntArray]:
-    """Return the ranks' limits, the upper ones within the curves' reach."""
-    lower, upper = share_bounds(problem, global_batch_size)
-    reach = np.array([curve.max_trusted_rows for curve in curves], dtype=np.int64)
-    return lower, np.maximum(np.minimum(upper, reach), lower)
+def _model(state: SplineSplitState) -> SplineModel:
+    return SplineModel(problem=state.problem, book=state.book, memory=state.memory)
