@@ -24,8 +24,8 @@ def changed(value: T, **changes: Any) -> T:
     Raises:
         TypeError: no such field, or a class without slots.
     """
-    cls = type(value)
-    copy = cls.__new__(cls)
+    cls: Any = type(value)
+    copy: T = cls.__new__(cls)
     for name, read, write in _slots(cls):
         write(copy, changes.pop(name) if name in changes else read(value))
     if changes:

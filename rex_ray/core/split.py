@@ -22,6 +22,9 @@ __all__ = ["CurveSet", "SplitPlan", "exact_split"]
 # Deadlines nearer than this (relative) are one deadline: far below any measurement, far above rounding.
 _SAME_TIME = 1e-9
 
+_MAX_CUTS, _CUT_CELLS = 15, 256
+"""Deadlines tried at once, and the most cells (deadlines times workers) that they may have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitPlan:
@@ -46,6 +49,7 @@ class CurveSet:
         for rank, curve in enumerate(curves):
             groups.setdefault((id(curve.knot_rows), id(curve.knot_s)), []).append(rank)
         self._groups = [(replace(curves[ranks[0]], scale=1.0), np.array(ranks)) for ranks in groups.values()]
+        self._inverses = [_Inverse(shape.knot_rows, shape.knot_s) for shape, _ in self._groups]
         self._scales = np.array([curve.scale for curve in curves])
         self.num_workers = len(curves)
 
@@ -57,13 +61,33 @@ class CurveSet:
         result: FloatArray = np.where(num_rows > 0, own * self._scales, 0.0)
         return result
 
-    def most_rows(self, deadline_s: float, lower: IntArray, upper: IntArray) -> IntArray:
-        """Return per rank the most rows done by ``deadline_s``, within bounds; at least the lower bound."""
-        rows = np.empty(self.num_workers)
-        for shape, ranks in self._groups:
-            rows[ranks] = shape.rows_within(deadline_s / self._scales[ranks])
+    def most_rows(self, deadlines_s: FloatArray, lower: IntArray, upper: IntArray) -> IntArray:
+        """Return the most rows done by each deadline (shape ``[m]``) per rank, within bounds, shape ``[m, n]``."""
+        rows = np.empty((deadlines_s.size, self.num_workers))
+        level = deadlines_s[:, None] / self._scales
+        for inverse, (_, ranks) in zip(self._inverses, self._groups, strict=True):
+            rows[:, ranks] = inverse.rows_within(level[:, ranks])
         # A deadline met exactly must not lose its row to rounding.
-        return np.floor(np.clip(rows * (1 + _SAME_TIME / 10), lower, upper)).astype(np.int64)
+        return np.floor(np.minimum(np.maximum(rows * (1 + _SAME_TIME / 10), lower), upper)).astype(np.int64)
+
+
+class _Inverse:
+    """``StepTimeCurve.rows_within`` of one shape with all divisions made beforehand, for finite limits."""
+
+    def __init__(self, knot_rows: FloatArray, knot_s: FloatArray) -> None:
+        rise, run = np.diff(knot_s), np.diff(knot_rows)
+        self._rows, self._s, self._last = knot_rows, knot_s, knot_s.size - 2
+        # Within a flat piece there is no limit but its far end's, which belongs to the next piece.
+        self._rows_per_s = np.where(rise > 0, run / np.where(rise > 0, rise, 1.0), 0.0)
+        self._is_endless = not rise[-1] > 0
+
+    def rows_within(self, limit_s: FloatArray) -> FloatArray:
+        right = self._s.searchsorted(limit_s, side="right")
+        left = np.minimum(np.maximum(right - 1, 0), self._last)
+        rows: FloatArray = self._rows[left] + (limit_s - self._s[left]) * self._rows_per_s[left]
+        if self._is_endless:
+            rows = np.where(left == self._last, np.inf, rows)
+        return np.where(right == 0, -1.0, rows)
 
 
 def exact_split(
@@ -115,13 +139,17 @@ def _bracket(workers: CurveSet, total: int, lo: IntArray, hi: IntArray) -> tuple
     """
     early, late = 0.0, float(workers.own_s(hi).max())
     below, within = lo, hi
+    # Few workers are tried at several deadlines in one array operation, whose price hardly depends on its size.
+    num_cuts = max(1, min(_MAX_CUTS, _CUT_CELLS // workers.num_workers))
+    cuts = np.arange(1, num_cuts + 1) / (num_cuts + 1)
     while (within - below).max() > 1 and late - early > _SAME_TIME * late:
-        middle = (early + late) / 2
-        rows = workers.most_rows(middle, lo, hi)
-        if rows.sum() >= total:
-            late, within = middle, rows
-        else:
-            early, below = middle, rows
+        deadlines_s = early + (late - early) * cuts
+        rows = workers.most_rows(deadlines_s, lo, hi)
+        first = int(rows.sum(axis=1).searchsorted(total))
+        if first < num_cuts:
+            late, within = float(deadlines_s[first]), rows[first]
+        if first > 0:
+            early, below = float(deadlines_s[first - 1]), rows[first - 1]
     return below, within
 
 

@@ -106,16 +106,22 @@ class StepTimeBook:
         ranks = usable.nonzero()[0]
         if ranks.size == 0:
             return self
-        sizes, counts, last_seen = self.num_rows.copy(), self.counts.copy(), self.last_seen.copy()
-        recent, level, scale = self.recent_s.copy(), self.level_s.copy(), self.applied_scale.copy()
+        # What changes at every step is copied at every step, the rest where it changes.
+        counts, last_seen, recent = self.counts.copy(), self.last_seen.copy(), self.recent_s.copy()
+        sizes, level, scale = self.num_rows, self.level_s, self.applied_scale
         hits = (sizes[ranks] == rows[ranks, None]) & (counts[ranks] > 0)
         slots = hits.argmax(axis=1)
-        for index in (~hits.any(axis=1)).nonzero()[0]:
-            rank = int(ranks[index])
-            slots[index] = slot = _slot_for(sizes[rank], counts[rank], last_seen[rank])
-            sizes[rank, slot], counts[rank, slot], level[rank, slot] = rows[rank], 0, 0.0
+        is_new = ~hits.any(axis=1)
+        if is_new.any():
+            sizes, level = sizes.copy(), level.copy()
+            for index in is_new.nonzero()[0]:
+                rank = int(ranks[index])
+                slots[index] = slot = _slot_for(sizes[rank], counts[rank], last_seen[rank])
+                sizes[rank, slot], counts[rank, slot], level[rank, slot] = rows[rank], 0, 0.0
+        seen = counts[ranks, slots]
         returned = last_seen[ranks, slots] < last_seen[ranks].max(axis=1)
-        seen = np.where(returned, _whole_blocks(counts[ranks, slots]), counts[ranks, slots])
+        if returned.any():
+            seen = np.where(returned, _whole_blocks(seen), seen)
         recent[ranks, slots, seen % WINDOW] = times[ranks] / scale[ranks]
         counts[ranks, slots] = seen + 1
         last_seen[ranks, slots] = self.num_observed + 1
@@ -123,6 +129,7 @@ class StepTimeBook:
         if full.size:
             at = ranks[full], slots[full]
             block = (*(index[:, None] for index in at), (seen[full, None] - np.arange(BLOCK)) % WINDOW)
+            level, scale = level.copy(), scale.copy()
             level[at], factor = _compare_blocks(recent[block], level[at], (seen[full] + 1) // BLOCK)
             recent[block] /= factor[:, None]
             scale[at[0]] *= factor

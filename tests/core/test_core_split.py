@@ -95,7 +95,10 @@ def test_an_unknown_upper_bound_is_none():
 def test_most_rows_inverts_the_prediction(workers, limit):
     together = CurveSet(workers)
     lo, hi = np.zeros(len(workers), dtype=int), np.full(len(workers), 50)
-    most = together.most_rows(limit, lo, hi)
-    for c, b in zip(workers, most, strict=True):
-        assert b == 0 or c.predict_s(b) <= limit * (1 + 1e-6)
-        assert b == 50 or c.predict_s(b + 1) > limit * (1 - 1e-6)
+    limits = np.array([limit / 2, limit])
+    most = together.most_rows(limits, lo, hi)
+    assert most.shape == (2, len(workers))
+    for limit_s, rows in zip(limits, most, strict=True):
+        for c, b in zip(workers, rows, strict=True):
+            assert b == 0 or c.predict_s(b) <= limit_s * (1 + 1e-6)
+            assert b == 50 or c.predict_s(b + 1) > limit_s * (1 - 1e-6)
