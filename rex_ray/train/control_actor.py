@@ -34,6 +34,7 @@ _TICK_S: Final = 0.5
 _DRAIN_S: Final = 0.1
 _QUEUE_WAIT_S: Final = 1.0
 _QUEUE_RETRY_S: Final = 5.0
+_LISTEN_S: Final = 0.1
 
 
 class ControlActor:
@@ -54,7 +55,7 @@ class ControlActor:
         self._news = asyncio.Event()
         self._host = ControlHost(config, Path(journal_dir), self._spread)
         self._started_s = time.monotonic()
-        self._tasks = [asyncio.ensure_future(self._drain()), asyncio.ensure_future(self._tick())]
+        self._tasks = [asyncio.ensure_future(loop) for loop in (self._drain(), self._listen(), self._tick())]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
 
@@ -140,6 +141,12 @@ class ControlActor:
         while True:
             await asyncio.sleep(_TICK_S)
             self._host.tick(time.monotonic() - self._started_s)
+
+    async def _listen(self) -> None:
+        """Hear searches also while no telemetry comes, which the drain waits for."""
+        while True:
+            await asyncio.sleep(_LISTEN_S)
+            self._host.hear_searches()
 
     def _spread(self, _: Allocation) -> None:
         """Wake every long poll; each sees for itself whether this is news to it."""

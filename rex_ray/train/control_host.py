@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final, Protocol, assert_never
 
 from rex_ray.config import RexConfig
 from rex_ray.control.codec import CodecError
@@ -21,12 +21,24 @@ from rex_ray.control.commands import (
     StartSearch,
     TellTrial,
 )
-from rex_ray.control.events import Event, MetricReported, RunEnded, SearchFailed, Ticked, WorkerLost
+from rex_ray.control.events import (
+    Event,
+    MetricReported,
+    RunEnded,
+    SearchFailed,
+    SearchFinished,
+    Ticked,
+    TrialProposed,
+    WorkerLost,
+)
 from rex_ray.control.journal import EVENTS_FILE, Chunk
 from rex_ray.control.journalled import JournalledController, Turn
 from rex_ray.control.phases import Running, Starting, Switching
 from rex_ray.core.errors import InfeasibleError
+from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.types import Allocation
+from rex_ray.search.helper import SearchHelper
+from rex_ray.search.protocol import Failed, Finished, Reply, TrialAsked
 from rex_ray.train.journal_files import append_chunks, read_files
 from rex_ray.train.wire import Batch, decode
 from rex_ray.worker.link import MetricRecord
@@ -68,6 +80,30 @@ class ControlStatus:
     fault: str | None
 
 
+class Searching(Protocol):
+    """Who carries searches out, and never has anybody wait: see ``SearchHelper``."""
+
+    def start(self, search_id: str, seed: int, problem: SearchProblem) -> None:
+        """Begin a search."""
+        ...
+
+    def tell(self, search_id: str, trial: int, objective: float, own_s: Sequence[float] = ()) -> None:
+        """Give a search the objective of a trial that it asked for."""
+        ...
+
+    def cancel(self, search_id: str) -> None:
+        """Call a search off."""
+        ...
+
+    def poll(self) -> list[Reply]:
+        """Return what was said since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Have no process left."""
+        ...
+
+
 class ControlHost:
     """Drives one run's controller and writes its journal.
 
@@ -78,9 +114,16 @@ class ControlHost:
         config: what to adapt and how.
         directory: of the journal; if it holds one, this goes on from it.
         on_news: called with every allocation that is published, the last one again when going on from a journal.
+        make_helper: called when the first search is asked for.
     """
 
-    def __init__(self, config: RexConfig, directory: Path, on_news: Callable[[Allocation], None]) -> None:
+    def __init__(
+        self,
+        config: RexConfig,
+        directory: Path,
+        on_news: Callable[[Allocation], None],
+        make_helper: Callable[[], Searching] = SearchHelper,
+    ) -> None:
         self._dir = directory
         self._on_news = on_news
         self._published: Allocation | None = None
@@ -91,7 +134,12 @@ class ControlHost:
         self._can_write = True
         self._has_ended = False
         self._num_restarts = 0
+        self._make_helper = make_helper
+        self._helper: Searching | None = None
         self._controller = self._begin(config)
+        # They lived in a process that ended with this host's predecessor.
+        for search_id in self._controller.controller.state.searches:
+            self.handle(SearchFailed(search_id=search_id, reason="the helper was lost with the control actor"))
         self._first_us = self._controller.now_us
         self._progress_step, self._progress_s = -1, 0.0
 
@@ -153,6 +201,11 @@ class ControlHost:
             if self.generation is not None:
                 self.handle(WorkerLost(generation=self.generation, rank=rank, reason=reason))
 
+    def hear_searches(self) -> None:
+        """Take what searches said since the last call; their limits run out here, too."""
+        for reply in self._helper.poll() if self._helper is not None else ():
+            self.handle(_event_of(reply))
+
     def tick(self, elapsed_s: float) -> None:
         """Hear the time since this host was made; say once when complete steps stop coming."""
         self.handle(Ticked(now_us=self._first_us + int(elapsed_s * 1e6)))
@@ -173,10 +226,12 @@ class ControlHost:
             self._append(self._controller.flush())
         self._fault = fault or self._fault
         self._has_ended = True
+        self._dismiss_helper()
 
     def fail(self, error: BaseException) -> None:
         """Decide nothing more. The journal stays as it is, and so does the last allocation."""
         self._fault = f"{type(error).__name__}: {error}"
+        self._dismiss_helper()
         logger.error("the controller failed; training goes on under the last allocation", exc_info=error)
 
     # --- inside
@@ -251,13 +306,35 @@ class ControlHost:
             case ApplyAllocation(allocation=allocation):
                 self._published = allocation
                 self._on_news(allocation)
-            case StartSearch(search_id=search_id):
-                self.handle(SearchFailed(search_id=search_id, reason="there is no search helper"))
-            case TellTrial() | CancelSearch():
-                pass  # without a helper no search is ever under way
+            case StartSearch(search_id=search_id, seed=seed, problem=problem):
+                self._helper = self._helper or self._make_helper()
+                self._helper.start(search_id, seed, problem)
+            case TellTrial(search_id=search_id, trial=trial, objective=objective, own_s=own_s):
+                if self._helper is not None:
+                    self._helper.tell(search_id, trial, objective, own_s)
+            case CancelSearch(search_id=search_id):
+                if self._helper is not None:
+                    self._helper.cancel(search_id)
             case RequestWorldSize(num_workers=num_workers, reason=reason):
                 logger.warning("the policy asks for %d workers (%s); resizing is up to you", num_workers, reason)
             case RequestCheckpoint(reason=reason):
                 logger.warning("the policy asks for a save (%s); the next report makes one", reason)
             case unknown:
                 assert_never(unknown)
+
+    def _dismiss_helper(self) -> None:
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            helper.close()
+
+
+def _event_of(reply: Reply) -> Event:
+    match reply:
+        case TrialAsked(search_id=search_id, trial=trial, local_batch_sizes=sizes):
+            return TrialProposed(search_id=search_id, trial=trial, local_batch_sizes=sizes)
+        case Finished(search_id=search_id, local_batch_sizes=sizes, objective=objective):
+            return SearchFinished(search_id=search_id, local_batch_sizes=sizes, objective=objective)
+        case Failed(search_id=search_id, reason=reason):
+            return SearchFailed(search_id=search_id, reason=reason)
+        case unknown:
+            assert_never(unknown)
