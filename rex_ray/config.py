@@ -13,6 +13,7 @@ import yaml
 
 from rex_ray.core.errors import ConfigError, nearest_name_hint
 from rex_ray.policies.base import Policy
+from rex_ray.policies.bsp import FixedBatch
 from rex_ray.policies.fixed_split import shares_by_hand
 from rex_ray.policies.registry import make_policy
 from rex_ray.worker.options import WorkerOptions
@@ -22,6 +23,11 @@ __all__ = ["RexConfig"]
 Mode = Literal["auto", "advise", "off"]
 SmallDataset = Literal["error", "clamp"]
 WeightBy = Literal["samples", "tokens"]
+
+NORM_INTERVAL_STEPS = 4
+"""Noise is judged over many steps, so every fourth will do, and the others cost nothing."""
+LINEAR_LR_SLEW = 0.02
+"""A doubled rate takes 36 steps: linear scaling needs a gradual warm-up (Goyal et al. 2017, arXiv:1706.02677)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +44,10 @@ class RexConfig:
         seed: seeds each epoch's order and every random choice of the controller.
         device_label: node label that names a worker's kind of device.
         control_interval_steps: most steps between two control boundaries; steps of 0.1 s and more use 1.
-        norm_interval_steps: gradient norms are taken on every such step; 0 takes none.
+        norm_interval_steps: gradient norms are taken on every such step; 0 takes none; default: 4 where the policy
+            grows the batch by them, else none.
+        lr_slew: most that the global batch's factor on the learning rate rises by per step, as a share; 0: at once;
+            default: 0.02 under ``policy_options={"lr_rule": "linear"}``, whose jumps need a warm-up, else at once.
         warm_up_steps: first steps after start, resume or resize that are not evidence.
         collective_timeout_s: limit of every collective among the workers.
         join_timeout_s: limit of the hand-shake between workers and controller.
@@ -59,7 +68,8 @@ class RexConfig:
     seed: int = 0
     device_label: str = "ray.io/accelerator-type"
     control_interval_steps: int = 4
-    norm_interval_steps: int = 4
+    norm_interval_steps: int | None = None
+    lr_slew: float | None = None
     warm_up_steps: int = 3
     collective_timeout_s: float = 60.0
     join_timeout_s: float = 30.0
@@ -79,7 +89,12 @@ class RexConfig:
                 )
         _check_int("seed", self.seed, at_least=0)
         _check_int("control_interval_steps", self.control_interval_steps, at_least=1)
-        _check_int("norm_interval_steps", self.norm_interval_steps, at_least=0)
+        if self.norm_interval_steps is not None:
+            _check_int("norm_interval_steps", self.norm_interval_steps, at_least=0)
+        if self.lr_slew is not None and not (_is_finite_number(self.lr_slew) and self.lr_slew >= 0):
+            raise ConfigError(
+                f"lr_slew must be a share such as 0.02, or 0 to follow the batch at once, got {self.lr_slew!r}"
+            )
         _check_int("warm_up_steps", self.warm_up_steps, at_least=0)
         _check_seconds("collective_timeout_s", self.collective_timeout_s, zero_allowed=False)
         _check_seconds("join_timeout_s", self.join_timeout_s, zero_allowed=False)
@@ -115,7 +130,8 @@ class RexConfig:
             global_batch_size=self.global_batch_size,
             seed=self.seed,
             control_interval_steps=self.control_interval_steps,
-            norm_interval_steps=self.norm_interval_steps,
+            norm_interval_steps=self._norm_interval_steps(),
+            lr_slew=self._lr_slew(),
             warm_up_steps=self.warm_up_steps,
             collective_timeout_s=self.collective_timeout_s,
             join_timeout_s=self.join_timeout_s,
@@ -123,6 +139,18 @@ class RexConfig:
             small_dataset=self.small_dataset,
             weight_by=self.weight_by,
         )
+
+    def _norm_interval_steps(self) -> int:
+        """Norms cost time on measured steps, so nobody measures what nothing decides on."""
+        if self.norm_interval_steps is not None:
+            return self.norm_interval_steps
+        return NORM_INTERVAL_STEPS if self.mode != "off" and _grows(self.make_policy()) else 0
+
+    def _lr_slew(self) -> float | None:
+        slew = self.lr_slew
+        if slew is None:
+            slew = LINEAR_LR_SLEW if self.policy_options.get("lr_rule") == "linear" else 0.0
+        return slew or None
 
     def check_group(
         self, num_workers: int, dataset_size: int | None = None, devices: Sequence[str] | None = None
@@ -206,9 +234,19 @@ def _check_int(name: str, value: object, *, at_least: int) -> None:
         raise ConfigError(f"{name} must be a whole number of at least {at_least}, got {value!r}")
 
 
+def _grows(policy: Any) -> bool:
+    """Whether a policy, under its wrappers, has the global batch follow the noise scale."""
+    while hasattr(policy, "inner"):
+        policy = policy.inner
+    return not isinstance(getattr(policy, "growth", None), FixedBatch)
+
+
+def _is_finite_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _check_seconds(name: str, value: object, *, zero_allowed: bool) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value < 0 or (value == 0 and not zero_allowed):  # type: ignore[operator]
+    if not _is_finite_number(value) or value < 0 or (value == 0 and not zero_allowed):  # type: ignore[operator]
         limit = "zero or more" if zero_allowed else "more than zero"
         raise ConfigError(f"{name} must be {limit} seconds, and finite, got {value!r}")
 

@@ -121,6 +121,7 @@ class Feed:
         info = joining.group_info(self._generation, members, reference, self._tracker.position.step, resumed)
         self._schedule = Schedule(joining.join(self._values, self._link, info, self._options))
         self.dataset_size = num_rows
+        self._tracker.reference_batch = reference
         sampler = ElasticSampler(
             dataset_size=num_rows,
             rank=self._values.rank,

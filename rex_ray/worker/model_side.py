@@ -18,7 +18,7 @@ from rex_ray.worker.optimizer_hooks import OptimizerHooks
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.preconditioner import AdamPreconditioner, optimizer_family
 from rex_ray.worker.side_group import SideGroup, distributed
-from rex_ray.worker.state import Prepared
+from rex_ray.worker.state import Prepared, lr_factor_of
 from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.weighting import OutputWeights, has_batch_norm
 
@@ -45,6 +45,7 @@ class ModelSide:
         self._model: nn.Module | None = None
         self._optimizer_family: OptimizerFamily = "sgd"
         self._gradients: Gradients | None = None
+        self._optimizer_hooks: OptimizerHooks | None = None
         self._reduction: Reduction | None = None
         self._user_hook: tuple[Any, CommHook] | None = None
 
@@ -63,6 +64,11 @@ class ModelSide:
     def normalises_over_rows(self) -> bool:
         """Whether the prepared model has batch normalisation; False before there is one."""
         return self._model is not None and has_batch_norm(self._model)
+
+    @property
+    def lr_factor(self) -> float:
+        """What the learning rate was multiplied by in the newest update; 1 before there is one."""
+        return 1.0 if self._optimizer_hooks is None else self._optimizer_hooks.factor
 
     @property
     def optimizer_family(self) -> OptimizerFamily:
@@ -104,7 +110,9 @@ class ModelSide:
         by_tokens = self._options.weight_by == "tokens"
         complete = None if self._reduction is not None else self._complete_gradient
         OutputWeights(self._tracker, by_tokens=by_tokens, complete=complete).install(prepared)
-        OptimizerHooks(self._tracker, guard).install(parts.optimizer)
+        self._optimizer_hooks = OptimizerHooks(self._tracker, guard, self._options.lr_slew)
+        self._optimizer_hooks.factor = 1.0 if restored is None else lr_factor_of(restored)
+        self._optimizer_hooks.install(parts.optimizer)
         self._gradients = Gradients(tracker=self._tracker, group=self._values, by_tokens=by_tokens, model=prepared)
         self._tracker.prepared = True
         return prepared

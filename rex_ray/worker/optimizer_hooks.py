@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from rex_ray.core.lr_scaling import slewed
 from rex_ray.worker.guard import ReplicaGuard
+from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["OptimizerHooks"]
@@ -21,11 +23,18 @@ class OptimizerHooks:
     Args:
         tracker: knows the batch in hand and its allocation.
         guard: refuses updates from gradients that are not the other ranks' too; None where there are none.
+        lr_slew: most that the factor rises by from one step to the next, as a share; None: any.
+
+    Attributes:
+        factor: what the rate was multiplied by last; a rise begins here.
     """
 
-    def __init__(self, tracker: StepTracker, guard: ReplicaGuard | None) -> None:
+    def __init__(self, tracker: StepTracker, guard: ReplicaGuard | None, lr_slew: float | None = None) -> None:
         self._tracker = tracker
         self._guard = guard
+        self._lr_slew = lr_slew
+        self._newest_step: int | None = None
+        self.factor = 1.0
         self._own_rates: list[Any] | None = None
         self._multiplied_in_a_row = 0
         self._warned = False
@@ -43,11 +52,22 @@ class OptimizerHooks:
         step = self._tracker.in_hand
         if step is not None and self._guard is not None:
             self._guard.check(step)
-        factor = 1.0 if step is None else step.plan.allocation.lr_factor
-        if factor != 1.0:
+        if step is None:
+            return
+        self._follow(step)
+        if self.factor != 1.0:
             self._own_rates = [group["lr"] for group in optimizer.param_groups]
             for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+                group["lr"] = group["lr"] * self.factor
+
+    def _follow(self, step: StepInHand) -> None:
+        """Move to the allocation's factor, upwards no faster than is allowed; once a step, however often it updates."""
+        target = step.plan.allocation.lr_factor
+        if self._lr_slew is None or target <= self.factor:
+            self.factor = target
+        elif step.plan.step != self._newest_step:
+            self.factor = slewed(self.factor, target, self._lr_slew)
+        self._newest_step = step.plan.step
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del args, kwargs

@@ -23,6 +23,8 @@ class WorkerOptions:
         join_timeout_s: limit of the hand-shake with the controller; past it, training starts with equal shares.
         checkpoint_interval_s: shortest time between two saves through ``report``.
         small_dataset: ``"error"`` refuses fewer rows than a global batch; ``"clamp"`` lowers the batch to them.
+        lr_slew: the factor on the learning rate rises by at most this share per step, and falls at once; None: it
+            jumps either way.
         weight_by: ``"samples"`` weights a rank by its rows, ``"tokens"`` by the weight given to ``session.backward``.
     """
 
@@ -36,4 +38,5 @@ class WorkerOptions:
     join_timeout_s: float = 30.0
     checkpoint_interval_s: float = 60.0
     small_dataset: Literal["error", "clamp"] = "error"
+    lr_slew: float | None = None
     weight_by: Literal["samples", "tokens"] = "samples"

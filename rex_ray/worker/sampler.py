@@ -71,6 +71,13 @@ class Plan:
         """The position once the step is consumed."""
         return Position(epoch=self.epoch, cursor=self.cursor + self.total_rows, step=self.step + 1)
 
+    def reference_steps(self, reference_batch: int) -> int:
+        """Return how many steps of ``reference_batch`` rows end within this one, ``ceil(N / M0)`` over an epoch.
+
+        Fractions are carried: the epoch's rows up to here make so many reference steps, begun ones counted whole.
+        """
+        return -(-self.after.cursor // reference_batch) + (-self.cursor // reference_batch)
+
     def rows_of(self, rank: int) -> slice:
         """Return the rank's rows as a slice of the epoch's order."""
         start = self.cursor + sum(self.num_rows[:rank])

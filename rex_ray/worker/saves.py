@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from rex_ray.worker import state
 from rex_ray.worker.feed import Feed
 from rex_ray.worker.link import ControlLink, MetricRecord, Reporter
+from rex_ray.worker.model_side import ModelSide
 from rex_ray.worker.side_group import SideGroup
 from rex_ray.worker.timing import now_s
 from rex_ray.worker.tracker import StepTracker
@@ -31,7 +32,7 @@ class Saves:
         feed: the data side.
         generation: identity of the worker group.
         interval_s: shortest time between two saves.
-        before_save: called on every rank before a state is collected.
+        model_side: makes buffers alike before a state is collected, and knows how far the learning rate has risen.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Saves:
         feed: Feed,
         generation: str,
         interval_s: float,
-        before_save: Callable[[], None],
+        model_side: ModelSide,
     ) -> None:
         self._reporter = reporter
         self._link = link
@@ -53,7 +54,7 @@ class Saves:
         self._feed = feed
         self._generation = generation
         self._interval_s = interval_s
-        self._before_save = before_save
+        self._model_side = model_side
         self._opened_s = self._saved_s = now_s()
         self._unsaved: Mapping[str, Any] | None = None
         self.prepared: state.Prepared | None = None
@@ -87,12 +88,13 @@ class Saves:
 
     def _save(self, metrics: Mapping[str, Any]) -> None:
         self._tracker.gap()
-        self._before_save()
+        self._model_side.agree_on_buffers()
         cuda = self._tracker.device.type == "cuda"
         saved = {
             **({} if self.prepared is None else self.prepared.save()),
             "registered": {name: part.state_dict() for name, part in self.registered.items()},
             "position": state.save_position(self._tracker.position, self._feed.dataset_size, self._feed.seed),
+            "lr_factor": self._model_side.lr_factor,
             "allocation": state.save_allocation(self._feed.allocation),
             "rng": {
                 "cpu": self._group.gather(torch.get_rng_state(), "the save's generator states"),

@@ -41,6 +41,7 @@ from rex_ray.worker.model_side import ModelSide
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.probes import RecordQueue
 from rex_ray.worker.saves import Saves
+from rex_ray.worker.scheduling import ReferenceScheduler, Stepping
 from rex_ray.worker.side_group import SideGroup
 from rex_ray.worker.step import StepHook
 from rex_ray.worker.tracker import StepTracker
@@ -112,7 +113,7 @@ class Session:
             feed=self._feed,
             generation=self.generation,
             interval_s=options.checkpoint_interval_s,
-            before_save=self._model_side.agree_on_buffers,
+            model_side=self._model_side,
         )
         if self._restored is not None and self.rank == 0:
             position = self._tracker.position
@@ -147,6 +148,11 @@ class Session:
         """Shares of the batch in hand, else of the next one; None before ``session.loader``."""
         return self._feed.allocation
 
+    @property
+    def lr_factor(self) -> float:
+        """What the newest ``optimizer.step()`` multiplied the learning rate by; schedulers never see it."""
+        return self._model_side.lr_factor
+
     # --- model and data
 
     def prepare(
@@ -164,11 +170,11 @@ class Session:
             model: the bare model, or an already wrapped DDP without a communication hook.
             optimizer: steps the model's parameters. Of several, the one whose rate follows the global batch; have
                 the others saved with :meth:`register`.
-            scheduler: saved and restored; tick it in reference steps, ``len(loader)`` per epoch.
+            scheduler: see :meth:`prepare_scheduler`, which does the same later, where it needs ``len(loader)``.
             scaler: gradient scaler; saved and restored, and its scale is taken out of what is measured.
 
         Returns:
-            What was given, in the same order, the model wrapped.
+            What was given, in the same order, the model and the scheduler wrapped: use these from here on.
 
         Raises:
             ConfigError: a second model, several optimizers, or a DDP that has a communication hook.
@@ -180,6 +186,8 @@ class Session:
                 f"session.prepare takes one optimizer, got a {type(optimizer).__name__}: give the one whose learning "
                 "rate follows the global batch, and have others saved with session.register(name=optimizer)"
             )
+        if scheduler is not None:
+            scheduler = ReferenceScheduler(scheduler, self._tracker)
         parts = state.Prepared(model=replicas.unwrap(model), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         joined = self._feed.dataset_size is not None
         prepared = self._model_side.prepare(model, parts, self._restored, optimizer_known=not joined)
@@ -189,6 +197,30 @@ class Session:
         if self._restored is not None:
             state.restore_rng(self._restored["rng"], self.rank, self.world_size)
         return (prepared, optimizer, *(part for part in (scheduler, scaler) if part is not None))
+
+    def prepare_scheduler(self, scheduler: Any, stepped: Stepping | None = None, name: str = "scheduler") -> Any:
+        """Make a learning-rate schedule end where it should, whatever the global batch does; have it saved.
+
+        Make the schedule for ``len(loader)`` steps per epoch, and call ``scheduler.step()`` after every batch, or once
+        per epoch, as in any loop. Per batch it ticks by rows: a step of twice the reference batch counts twice. The
+        factor of the global batch on the learning rate comes on top, inside ``optimizer.step()`` only.
+
+        Args:
+            scheduler: of the prepared optimizer.
+            stepped: ``"batch"`` or ``"epoch"``; default: told by the first call.
+            name: under which it is saved; several schedulers need several.
+
+        Returns:
+            The scheduler, wrapped: use this from here on.
+
+        Raises:
+            ConfigError: something is saved under this name already.
+        """
+        if name in self._saves.registered:
+            raise ConfigError(f"something named {name!r} is saved already; give this scheduler another name=")
+        wrapped = ReferenceScheduler(scheduler, self._tracker, stepped)
+        self.register(**{name: wrapped})
+        return wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the bare model: evaluate with it, also on one rank alone.

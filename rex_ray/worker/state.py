@@ -21,6 +21,7 @@ __all__ = [
     "Prepared",
     "Stateful",
     "allocation_of",
+    "lr_factor_of",
     "position_of",
     "restore_rng",
     "save_allocation",
@@ -98,6 +99,13 @@ def allocation_of(state: Mapping[str, Any]) -> Allocation | None:
     return Allocation(
         version=saved["version"], local_batch_sizes=tuple(saved["local_batch_sizes"]), lr_factor=saved["lr_factor"]
     )
+
+
+def lr_factor_of(state: Mapping[str, Any]) -> float:
+    """Return what the learning rate was multiplied by last, on its way to the allocation's factor perhaps."""
+    allocation = allocation_of(state)
+    reached: float = state.get("lr_factor", 1.0 if allocation is None else allocation.lr_factor)
+    return reached
 
 
 def restore_rng(saved: Mapping[str, Any], rank: int, num_ranks: int) -> None:

@@ -52,6 +52,8 @@ class StepTracker:
         self.norms = GradientNorms(options.norm_interval_steps)
         self.scaler: torch.amp.GradScaler | None = None
         self.prepared = False
+        self.reference_batch: int | None = None
+        self._reference_steps = 0
         self.last_step_s: float | None = None
         self.batches_since_update = 0
         self.own_rows_since_sync = 0
@@ -129,6 +131,17 @@ class StepTracker:
         """Leave a wait for other ranks that the loop asks for out of the own time of the step in hand."""
         return nullcontext() if self.in_hand is None else self.in_hand.timer.paused()
 
+    @property
+    def num_batches(self) -> int:
+        """Batches that were handed out in this session."""
+        return self._num_steps
+
+    @property
+    def reference_steps(self) -> int:
+        """Steps of the reference batch that this session's batches make up, the one in hand included."""
+        step = self.in_hand
+        return self._reference_steps + (0 if step is None or step.consumed else self._reference_steps_of(step.plan))
+
     def flush(self) -> None:
         """Send every record that is complete."""
         self._records.flush()
@@ -199,8 +212,12 @@ class StepTracker:
         if not step.consumed:
             step.consumed = True
             self.position = step.plan.after
+            self._reference_steps += self._reference_steps_of(step.plan)
             self.own_rows_since_sync += step.num_rows
             self.total_rows_since_sync += step.plan.total_rows
+
+    def _reference_steps_of(self, plan: Plan) -> int:
+        return 1 if self.reference_batch is None else plan.reference_steps(self.reference_batch)
 
     def _flags(self, plan: Plan) -> StepFlag:
         flags = StepFlag.NONE

@@ -33,6 +33,9 @@ from rex_ray.policies.registry import policy_names
         ({"global_batch_size": 64, "join_timeout_s": math.inf}, ["join_timeout_s", "inf"]),
         ({"global_batch_size": 64, "placement_timeout_s": -1.0}, ["placement_timeout_s", "-1.0"]),
         ({"global_batch_size": 64, "control_interval_steps": 0}, ["control_interval_steps", "at least 1"]),
+        ({"global_batch_size": 64, "norm_interval_steps": -1}, ["norm_interval_steps", "at least 0"]),
+        ({"global_batch_size": 64, "lr_slew": -0.1}, ["lr_slew", "-0.1", "0.02"]),
+        ({"global_batch_size": 64, "lr_slew": math.nan}, ["lr_slew", "nan"]),
         ({"global_batch_size": 64, "device_label": ""}, ["device_label", "ray.io/accelerator-type"]),
     ],
 )
@@ -140,3 +143,27 @@ def test_the_package_and_its_configuration_import_neither_torch_nor_ray() -> Non
         "else: raise SystemExit('an unknown name was found')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("fields", [{"policy": "bsp"}, {"policy": "dlb"}, {"policy_options": {"growth": "off"}}])
+def test_nobody_measures_norms_that_nothing_decides_on(fields: dict[str, Any]) -> None:
+    assert RexConfig(global_batch_size=64, **fields).worker_options().norm_interval_steps == 0
+    asked = RexConfig(global_batch_size=64, norm_interval_steps=7, **fields)
+    assert asked.worker_options().norm_interval_steps == 7
+
+
+def test_growth_has_norms_measured_and_a_mode_that_decides_nothing_has_not() -> None:
+    assert RexConfig(global_batch_size=64).worker_options().norm_interval_steps == 4
+    assert RexConfig(global_batch_size=64, mode="advise").worker_options().norm_interval_steps == 4
+    assert RexConfig(global_batch_size=64, mode="off").worker_options().norm_interval_steps == 0
+
+
+def test_only_the_linear_rule_warms_up_by_itself() -> None:
+    def slew_of(**fields: Any) -> float | None:
+        return RexConfig(global_batch_size=64, **fields).worker_options().lr_slew
+
+    linear = {"policy_options": {"lr_rule": "linear"}}
+    assert slew_of() is None
+    assert slew_of(lr_slew=0.1) == 0.1
+    assert slew_of(**linear) == 0.02
+    assert slew_of(lr_slew=0, **linear) is None

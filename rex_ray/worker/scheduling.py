@@ -1,0 +1,75 @@
+"""Learning-rate schedules that end where they should, whatever the global batch did.
+
+A schedule is written for steps of the reference batch ``M0``, ``len(loader)`` of them per epoch. When the batch grows
+an epoch has fewer steps, and a schedule that ticks once for each would stop short of its end. So it ticks by the rows
+that were consumed: a step of ``B`` rows counts ``B / M0`` times, its fraction carried on within the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from rex_ray.worker.tracker import StepTracker
+
+__all__ = ["ReferenceScheduler", "Stepping"]
+
+Stepping: TypeAlias = Literal["batch", "epoch"]
+
+_MOST_SKIPPED = 16
+"""A loop may leave out batches that its gradient scaler skipped: 16 halvings take the usual first scale to 1."""
+
+
+class ReferenceScheduler:
+    """A scheduler whose ``step()``, called for each batch of the training loader, ticks in reference steps.
+
+    Called once per epoch it ticks once, as ever; and with arguments (a metric) it passes them on. Everything else is
+    the scheduler's own.
+
+    Args:
+        scheduler: any object with ``step()`` and a state.
+        tracker: knows the rows consumed.
+        stepped: whether the loop steps it per batch or per epoch; None: told by whether a batch is in hand at the
+            first call, and soon enough after the one before it not to be an epoch that was left early.
+    """
+
+    def __init__(self, scheduler: Any, tracker: StepTracker, stepped: Stepping | None = None) -> None:
+        self._scheduler = scheduler
+        self._tracker = tracker
+        self._stepped = stepped
+        self._first_batch = tracker.num_batches
+        self._ticked = tracker.reference_steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Tick as often as reference steps have passed since the last call."""
+        if args or kwargs:
+            self._scheduler.step(*args, **kwargs)
+            return
+        if self._stepped is None:
+            self._stepped = self._guess()
+        now = self._tracker.reference_steps
+        num_ticks = max(now - self._ticked, 0) if self._stepped == "batch" else 1
+        self._ticked = max(self._ticked, now)
+        for _ in range(num_ticks):
+            self._scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state, and what it has not ticked for yet."""
+        owed = self._tracker.reference_steps - self._ticked
+        return {"scheduler": self._scheduler.state_dict(), "owed": owed, "stepped": self._stepped}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take a state back; also a bare scheduler's."""
+        if "owed" not in state_dict:
+            self._scheduler.load_state_dict(state_dict)
+            return
+        self._scheduler.load_state_dict(state_dict["scheduler"])
+        self._ticked = self._tracker.reference_steps - state_dict["owed"]
+        self._stepped = state_dict["stepped"] or self._stepped
+
+    def _guess(self) -> Stepping:
+        passed = self._tracker.num_batches - self._first_batch
+        return "batch" if self._tracker.in_hand is not None and passed <= _MOST_SKIPPED else "epoch"
