@@ -15,6 +15,7 @@ from pathlib import Path
 
 from experiments._harness import Findings, Row, Scalar, Settings
 from experiments._harness import main as run
+from experiments._late import late_rows
 from rex_ray.scenario import learning_names, load_learning, parse_cluster
 from rex_ray.sim.limits import ClusterLimits, cluster_limits
 
@@ -95,8 +96,7 @@ def efficiency_rows() -> list[Row]:
 
 
 def measure(settings: Settings) -> Findings:
-    """Compute the limits of many clusters."""
-    del settings
+    """Compute the limits of many clusters, and what being late costs."""
     attainable = [attainable_row(workload, cluster) for workload, cluster in _MIXES]
     epochs = efficiency_rows()
     figures = {
@@ -108,7 +108,7 @@ def measure(settings: Settings) -> Findings:
     }
     return Findings(
         figures={name: float(value) for name, value in figures.items()},
-        tables={"attainable": attainable, "epochs": epochs},
+        tables={"attainable": attainable, "epochs": epochs, "late": late_rows(settings)},
         settings={"network": "T4", "growth_cap": 8, "min_steps_per_epoch": 16},
     )
 

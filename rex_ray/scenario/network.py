@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rex_ray.core.errors import ConfigError, nearest_name_hint
 from rex_ray.scenario.profiles import shipped_tables
 
-__all__ = ["NetworkModel", "load_network"]
+__all__ = ["NetworkModel", "load_network", "measured_networks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +38,8 @@ def load_network(workload: str, device: str = "T4") -> NetworkModel:
     known = [f"{row['workload']} on {row['device']}" for row in shipped_tables()["networks"]]
     name = f"{workload} on {device}"
     raise ConfigError(f"no measured all-reduce times for {name!r}{nearest_name_hint(name, known)}")
+
+
+def measured_networks() -> tuple[tuple[str, str], ...]:
+    """Return every (device, workload) whose all-reduce was measured."""
+    return tuple((row["device"], row["workload"]) for row in shipped_tables()["networks"])

@@ -1,19 +1,32 @@
-"""The controller in virtual time, over a scenario or over a recording."""
+"""The controller in virtual time, over a scenario or over a recording; and the limits of any controller there."""
 
 from __future__ import annotations
 
 from rex_ray.sim.engine import Learner, Searcher, SimulatedRun, simulate
+from rex_ray.sim.learners import TraceLearner
+from rex_ray.sim.limits import ClusterLimits, cluster_limits
+from rex_ray.sim.oracle import Limits
 from rex_ray.sim.recorded import RecordedRun, compare_decisions, feed_recorded
+from rex_ray.sim.scripted_oracle import OracleRun, ScriptedOracle, oracle_run
+from rex_ray.sim.step_times import StepTimes
 from rex_ray.sim.world import Scenario, mixed_cluster
 
 __all__ = [
+    "ClusterLimits",
     "Learner",
+    "Limits",
+    "OracleRun",
     "RecordedRun",
     "Scenario",
+    "ScriptedOracle",
     "Searcher",
     "SimulatedRun",
+    "StepTimes",
+    "TraceLearner",
+    "cluster_limits",
     "compare_decisions",
     "feed_recorded",
     "mixed_cluster",
+    "oracle_run",
     "simulate",
 ]

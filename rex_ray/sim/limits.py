@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rex_ray.core.errors import ConfigError, InfeasibleError
+from rex_ray.core.errors import ConfigError, InfeasibleError, nearest_name_hint
 from rex_ray.scenario.cluster import format_cluster
 from rex_ray.scenario.learning import load_learning
-from rex_ray.scenario.network import NetworkModel, load_network
-from rex_ray.scenario.profiles import DeviceProfile, Source, load_profile
+from rex_ray.scenario.network import NetworkModel, load_network, measured_networks
+from rex_ray.scenario.profiles import DeviceProfile, Source, device_names, load_profile
 from rex_ray.sim.oracle import FixedBatch, Limits
 from rex_ray.sim.step_times import StepTimes
 
-__all__ = ["ClusterLimits", "cluster_limits"]
+__all__ = ["NO_NETWORK", "ClusterLimits", "cluster_limits", "network_model"]
 
 NO_NETWORK = "none"
 """Name of the network on which a reduction takes no time."""
@@ -87,8 +87,7 @@ def cluster_limits(
     profiles = [load_profile(device, workload) for device in devices]
     if not profiles:
         raise ConfigError("a cluster needs at least one worker; write for example 4xT4,4xV100")
-    model = NetworkModel() if network == NO_NETWORK else load_network(workload, network)
-    times = StepTimes(profiles, model)
+    times = StepTimes(profiles, network_model(workload, network))
     reference = reference_batch_size or max(learning.reference_batch_size, len(profiles))
     try:
         limits = Limits(learning, times, reference)
@@ -112,6 +111,23 @@ def cluster_limits(
         best_fixed_balanced=limits.best_fixed_balanced,
         sources=_sources(profiles, learning.source),
     )
+
+
+def network_model(workload: str, network: str) -> NetworkModel:
+    """Return the network of one kind of device, or none at all.
+
+    Raises:
+        ConfigError: no all-reduce times were measured there; names those that were.
+    """
+    if network == NO_NETWORK:
+        return NetworkModel()
+    measured = [device for device in device_names() if (device, workload) in measured_networks()]
+    if network not in measured:
+        raise ConfigError(
+            f"no measured all-reduce times of {workload!r} on {network!r}"
+            f"{nearest_name_hint(network, [*measured, NO_NETWORK])}"
+        )
+    return load_network(workload, network)
 
 
 def _doublings(reference: int, largest: int) -> list[int]:

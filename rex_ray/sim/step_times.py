@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from rex_ray.core.errors import InfeasibleError
-from rex_ray.core.types import FloatArray, IntArray
+from rex_ray.core.types import FloatArray, IntArray, read_only
 from rex_ray.scenario.network import NetworkModel
 from rex_ray.scenario.profiles import DeviceProfile
 
@@ -24,23 +26,26 @@ class StepTimes:
     Args:
         profiles: one per rank.
         network: the reduction's time, which is added to every step.
+        scales: present factor on each rank's times (a slowdown), default 1.
     """
 
-    def __init__(self, profiles: Sequence[DeviceProfile], network: NetworkModel) -> None:
+    def __init__(
+        self, profiles: Sequence[DeviceProfile], network: NetworkModel, scales: Sequence[float] | None = None
+    ) -> None:
         self.num_workers = len(profiles)
         self.sync_s = network.all_reduce_s(self.num_workers)
+        factors = [1.0] * len(profiles) if scales is None else scales
+        ranks = [(id(profile), factor) for profile, factor in zip(profiles, factors, strict=True)]
+        counts = Counter(ranks)
         kinds = {id(profile): profile for profile in profiles}
-        own = {
-            key: profile.own_time_s(np.arange(1, profile.max_local_batch_size + 1)) for key, profile in kinds.items()
-        }
-        self._own_s: list[FloatArray] = [own[id(profile)] for profile in profiles]
+        own = {(key, factor): factor * _own_s(kinds[key]) for key, factor in counts}
+        self._own_s = [own[rank] for rank in ranks]
         self._caps = np.array([times.size for times in self._own_s])
         self._firsts_s = max(float(times[0]) for times in own.values())
-        counts = {key: sum(id(profile) == key for profile in profiles) for key in own}
         further_s = np.concatenate([times[1:] for times in own.values()])
         order = np.argsort(further_s, kind="stable")
         self._further_s = np.concatenate([[0.0], further_s[order]])
-        weights = np.concatenate([np.full(times.size - 1, counts[key]) for key, times in own.items()])[order]
+        weights = np.concatenate([np.full(times.size - 1, counts[rank]) for rank, times in own.items()])[order]
         self._further_rows = np.concatenate([[0], np.cumsum(weights)])
 
     @property
@@ -103,3 +108,9 @@ class StepTimes:
     def _check_all(self, global_batch_size: IntArray) -> None:
         self.check(int(global_batch_size.min()))
         self.check(int(global_batch_size.max()))
+
+
+@lru_cache(maxsize=64)
+def _own_s(profile: DeviceProfile) -> FloatArray:
+    """Return the own time at 1, 2, ... rows up to the memory cap, read-only."""
+    return read_only(profile.own_time_s(np.arange(1, profile.max_local_batch_size + 1)), np.float64)

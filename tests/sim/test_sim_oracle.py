@@ -132,7 +132,13 @@ def test_what_does_not_fit_in_equal_shares_is_left_open():
         ("T4,P100", "bert", {}, "no public source measured 'bert' on 'P100'"),
         ("2xT4", "lstm", {}, "no public source measured the noise scale of 'lstm'"),
         ("2xT4", "resnet", {}, "did you mean 'resnet"),
-        ("2xT4", "resnet50", {"network": "V100"}, "no measured all-reduce times for 'resnet50 on V100'"),
+        (
+            "2xT4",
+            "resnet50",
+            {"network": "V100"},
+            "no measured all-reduce times of 'resnet50' on 'V100' .*did you mean",
+        ),
+        ("2xT4", "resnet50", {"network": "zzz"}, r"on 'zzz' \(known: 2080Ti, A100, T4, none\)"),
         ("2xT4", "resnet50", {"reference_batch_size": 500}, "hold 400 together"),
     ],
 )

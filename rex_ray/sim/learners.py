@@ -1,0 +1,69 @@
+"""Training that is not run: progress by measured noise scales, and the gradient norms that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rex_ray.core.errors import ConfigError
+from rex_ray.core.types import FloatArray
+from rex_ray.scenario.learning import LearningCurve
+from rex_ray.sim.gradients import NoisyGradients
+
+__all__ = ["TraceLearner"]
+
+
+@dataclass(slots=True, kw_only=True)
+class TraceLearner:
+    """A ``sim.Learner`` that learns as fast as a published run did at this noise scale.
+
+    A step of ``B`` rows can make ``B (phi + M0) / (phi + B)`` reference rows of progress, ``phi`` at the progress
+    made so far: as much as AdaScale's gain, if its learning rate allows it. A step at the learning-rate factor ``f``
+    makes no more than ``f`` times what a step of the user's reference batch makes, for whom ``f = 1`` is right. So a
+    factor below the gain costs in proportion, and one above it gives nothing: a rate too high for its batch is at
+    best no help, and how much it harms no noise scale tells.
+
+    Attributes:
+        learning: how the noise scale goes, and where the target is.
+        reference_batch_size: the batch that the learning rate was tuned for (``Problem.global_batch_size``).
+        gradients: draws the norms; None: nothing is measured.
+        norm_interval_steps: norms are measured at every so many steps.
+        progress_rows: reference rows of progress so far.
+    """
+
+    learning: LearningCurve
+    reference_batch_size: int
+    gradients: NoisyGradients | None = None
+    norm_interval_steps: int = 1
+    progress_rows: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.reference_batch_size < 1 or self.norm_interval_steps < 1:
+            raise ConfigError(
+                f"a learner needs a reference batch of at least 1 row and norms at every 1 step or more, got "
+                f"{self.reference_batch_size} and {self.norm_interval_steps}"
+            )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the target is reached."""
+        return self.progress_rows >= self.learning.target_rows
+
+    @property
+    def noise_scale(self) -> float:
+        """The true ``phi`` at the present progress, in rows."""
+        return float(self.learning.noise_scale_at(self.progress_rows))
+
+    def norms(self, step: int, num_rows: Sequence[int]) -> tuple[FloatArray, float] | None:
+        """Return ``b_i |g_i|^2`` per rank, shape ``[n]``, and ``|g|^2``; None where this step is not measured."""
+        if self.gradients is None or step % self.norm_interval_steps:
+            return None
+        return self.gradients.draw(step, self.noise_scale, num_rows)
+
+    def advance(self, num_rows: int, lr_factor: float) -> None:
+        """Take one optimizer step of so many rows at a learning-rate factor relative to the reference batch."""
+        possible = self._worth(num_rows)
+        self.progress_rows += min(possible, lr_factor * self._worth(self.reference_batch_size))
+
+    def _worth(self, num_rows: int) -> float:
+        return num_rows * float(self.learning.efficiency(num_rows, self.noise_scale))
