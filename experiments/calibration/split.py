@@ -1,0 +1,133 @@
+"""Whether the exact split is exact, and how fast: against brute force, and for 1,024 workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.calibration._bounds import Budget, Result, binomial_interval
+from rex_ray.core.curves import StepTimeCurve
+from rex_ray.core.split import CurveSet, exact_split
+from rex_ray.core.types import FloatArray, read_only
+
+__all__ = ["measure"]
+
+GOAL_MS_1024 = 20.0
+
+_SAME_TIME = 1e-9
+_NUM_INSTANCES = (1000, 100)
+_REPEATS = (40, 8)
+_WORKERS = (4, 16, 64, 256, 1024)
+_ROWS_PER_WORKER = 64
+
+
+def measure(budget: Budget) -> Result:
+    """Compare with brute force on small random instances, and time large ones (CPU time of this process)."""
+    rng = np.random.default_rng(budget.seed)
+    num_instances = budget.scaled(*_NUM_INSTANCES)
+    mismatches, worst = 0, 0.0
+    for _ in range(num_instances):
+        excess = _excess(rng)
+        mismatches += excess > _SAME_TIME
+        worst = max(worst, excess)
+    low, high = binomial_interval(mismatches, num_instances)
+    rows = [_timed(num_workers, budget.scaled(*_REPEATS), rng) for num_workers in _WORKERS]
+    return Result(
+        figures={"split_mismatches": float(mismatches), "split_ms_1024": float(rows[-1]["median_ms"])},
+        tables={
+            "brute force": [
+                {
+                    "figure": "split_mismatches",
+                    "instances": num_instances,
+                    "seed": budget.seed,
+                    "mismatches": mismatches,
+                    "worst_excess": worst,
+                    "low": low * num_instances,
+                    "high": high * num_instances,
+                }
+            ],
+            "cost": rows,
+        },
+        notes=[
+            "brute force: 2 to 4 workers of 0 to 14 rows, random bounds; curves with kinks, plateaus, edges of tiles",
+            "cost: CPU time of one thread, curves fitted beforehand; 64 rows per worker, two kinds, a scale per worker",
+        ],
+    )
+
+
+def _excess(rng: np.random.Generator) -> float:
+    """Return by how much the exact split of one random instance misses the best of all splits, relative."""
+    n = int(rng.integers(2, 5))
+    curves = [_random_curve(rng) for _ in range(n)]
+    lower = rng.integers(0, 3, n)
+    upper = lower + rng.integers(1, 13, n)
+    total = int(rng.integers(lower.sum(), upper.sum() + 1))
+    if total == 0:
+        return 0.0
+    plan = exact_split(curves, total, lower.tolist(), upper.tolist())
+    sizes = np.array(plan.local_batch_sizes)
+    if sizes.sum() != total or (sizes < lower).any() or (sizes > upper).any():
+        return float("inf")
+    workers = CurveSet(curves)
+    tables = [workers.own_s(np.full(n, rows)) for rows in range(int(upper.max()) + 1)]
+    best = min(max(tables[rows][rank] for rank, rows in enumerate(split)) for split in _all_splits(total, lower, upper))
+    return float(plan.step_time_s / best - 1.0)
+
+
+def _all_splits(total: int, lower: Sequence[int], upper: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield every way to share out ``total`` rows within the bounds."""
+    if len(lower) == 1:
+        if lower[0] <= total <= upper[0]:
+            yield (total,)
+        return
+    for rows in range(int(lower[0]), min(int(upper[0]), total) + 1):
+        for rest in _all_splits(total - rows, lower[1:], upper[1:]):
+            yield (rows, *rest)
+
+
+def _random_curve(rng: np.random.Generator) -> StepTimeCurve:
+    """A non-decreasing chain of straight pieces, some of them flat, some steep over one row as a tile's edge is."""
+    num_knots = int(rng.integers(2, 7))
+    rows = np.concatenate([[0.0], np.cumsum(rng.choice([1.0, 2.0, 5.0, 8.0], num_knots - 1))])
+    rises = rng.exponential(1.0, num_knots - 1) * (rng.random(num_knots - 1) > 0.3)
+    seconds = 0.05 + np.concatenate([[0.0], np.cumsum(rises)])
+    return StepTimeCurve(
+        knot_rows=read_only(rows, np.float64),
+        knot_s=read_only(seconds, np.float64),
+        scale=float(rng.choice([1.0, 1.0, 2.5])),
+        max_trusted_rows=64,
+    )
+
+
+def _timed(num_workers: int, repeats: int, rng: np.random.Generator) -> dict[str, Any]:
+    kinds = [_random_saturating(rng) for _ in range(2)]
+    curves = [kinds[rank % 2].scaled(float(rng.uniform(0.9, 1.1))) for rank in range(num_workers)]
+    total = _ROWS_PER_WORKER * num_workers
+    spent_ms = []
+    for _ in range(repeats):
+        began = time.process_time()
+        exact_split(curves, total, upper=[2 * _ROWS_PER_WORKER] * num_workers)
+        spent_ms.append(1e3 * (time.process_time() - began))
+    return {
+        "num_workers": num_workers,
+        "repeats": repeats,
+        "seed": 0,
+        "median_ms": float(np.median(spent_ms)),
+        "p95_ms": float(np.quantile(spent_ms, 0.95)),
+        "goal_ms": GOAL_MS_1024 if num_workers == 1024 else 0.0,
+    }
+
+
+def _random_saturating(rng: np.random.Generator) -> StepTimeCurve:
+    """A host-bound start, then a straight line, in eight pieces as a fitted spline has them."""
+    rows: FloatArray = np.linspace(0.0, 2.0 * _ROWS_PER_WORKER, 9)
+    slope = float(rng.uniform(0.0005, 0.002))
+    seconds = np.maximum(0.02 + slope * rows, slope * 40.0 + 0.02)
+    return StepTimeCurve(
+        knot_rows=read_only(rows, np.float64),
+        knot_s=read_only(seconds, np.float64),
+        max_trusted_rows=4 * _ROWS_PER_WORKER,
+    )
