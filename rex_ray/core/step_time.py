@@ -9,38 +9,35 @@ scale has changed shows at a size that goes on being run; at a new size it could
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from rex_ray.core.changed import changed
 from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.kind_fit import KindFit, LearntShape, SizeMedians, distinct_sizes, fit_kind
-from rex_ray.core.types import FloatArray, IntArray
+from rex_ray.core.sample_blocks import BLOCK, WINDOW, compare_blocks, slot_for, whole_blocks
+from rex_ray.core.types import FloatArray, IntArray, read_only
 
-__all__ = ["LearntShape", "StepTimeBook", "StepTimeCurve"]
+__all__ = ["WINDOW", "LearntShape", "StepTimeBook", "StepTimeCurve"]
 
 MAX_SIZES = 8
 """Distinct sizes remembered per worker."""
 
-WINDOW = 32
-"""Newest samples remembered per worker and size; the median of 32 forgets a passing disturbance within 16 steps."""
-
-BLOCK = 16
-"""Samples at one size whose median is compared with that of the blocks before: they differ in scale alone."""
-
-MIN_CHANGE, NUM_SDS = 1.2, 5.0
-"""A block that is off by this factor, and by so many times its own spread, shows a change of its worker's scale. Noise
-of 8 % with a lag-1 memory of .9 hardly ever feigns that; what is smaller is left to the fit."""
+RUN = 8
+"""Steps of the same rows that are taken in at once; half a block, so that blocks end with a run where ranks agree."""
 
 # An own time outside of a microsecond to a day is a broken clock, not evidence.
 _SHORTEST_S, _LONGEST_S = 1e-6, 86_400.0
 
 # A size that was not run for this many samples counts half.
 _HALF_LIFE = 64
+
+_NO_RUN: IntArray = read_only([], np.int64)
+_NOTHING_WAITS: FloatArray = read_only([], np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +57,9 @@ class StepTimeBook:
         level_s: mean level of each slot's blocks of ``BLOCK`` samples, shape ``[n, MAX_SIZES]``; 0 before the first.
         num_observed: calls of ``observe`` so far that brought a sample.
         learnt: shapes that an earlier worker group left behind.
+        run_rows: rows of the newest step if it gave a sample of every rank, shape ``[n]``, else empty.
+        waiting_s: own times of further such steps, shape ``[< RUN, n]``, that the fields above do not know yet: what
+            has the same rows as the step before it is taken in by the run, at a fraction of the price.
     """
 
     devices: tuple[str, ...]
@@ -71,6 +71,8 @@ class StepTimeBook:
     level_s: FloatArray
     num_observed: int = 0
     learnt: tuple[LearntShape, ...] = ()
+    run_rows: IntArray = field(default_factory=lambda: _NO_RUN)
+    waiting_s: FloatArray = field(default_factory=lambda: _NOTHING_WAITS)
 
     @classmethod
     def empty(cls, devices: tuple[str, ...]) -> StepTimeBook:
@@ -103,9 +105,29 @@ class StepTimeBook:
         usable = (rows > 0) & (times >= _SHORTEST_S) & (times <= _LONGEST_S)
         if use is not None:
             usable &= use
-        ranks = usable.nonzero()[0]
-        if ranks.size == 0:
-            return self
+        if np.count_nonzero(usable) < rows.size:
+            ranks = usable.nonzero()[0]
+            return self.settled._take(ranks, rows, times[None])[0] if ranks.size else self
+        if self.run_rows.size and (rows == self.run_rows).all():
+            waiting = np.concatenate([self.waiting_s, times[None]]) if len(self.waiting_s) else times[None]
+            longer = changed(self, waiting_s=_frozen(waiting))
+            return longer if len(waiting) < RUN else longer.settled
+        book, _ = self.settled._take(np.arange(rows.size), rows, times[None])
+        return changed(book, run_rows=read_only(rows, np.int64))
+
+    @property
+    def settled(self) -> StepTimeBook:
+        """This book with nothing waiting."""
+        return _settle(self) if len(self.waiting_s) else self
+
+    def _take(self, ranks: IntArray, rows: IntArray, times: FloatArray) -> tuple[StepTimeBook, int]:
+        """Take in samples of ``ranks`` from the first of ``times`` (shape ``[m, n]``), up to the end of a block.
+
+        More than one at a time only where the ranks have run the same rows before.
+
+        Returns:
+            The book, and how many of the steps it took in.
+        """
         # What changes at every step is copied at every step, the rest where it changes.
         counts, last_seen, recent = self.counts.copy(), self.last_seen.copy(), self.recent_s.copy()
         sizes, level, scale = self.num_rows, self.level_s, self.applied_scale
@@ -116,24 +138,27 @@ class StepTimeBook:
             sizes, level = sizes.copy(), level.copy()
             for index in is_new.nonzero()[0]:
                 rank = int(ranks[index])
-                slots[index] = slot = _slot_for(sizes[rank], counts[rank], last_seen[rank])
+                slots[index] = slot = slot_for(sizes[rank], counts[rank], last_seen[rank])
                 sizes[rank, slot], counts[rank, slot], level[rank, slot] = rows[rank], 0, 0.0
         seen = counts[ranks, slots]
         returned = last_seen[ranks, slots] < last_seen[ranks].max(axis=1)
         if returned.any():
-            seen = np.where(returned, _whole_blocks(seen), seen)
-        recent[ranks, slots, seen % WINDOW] = times[ranks] / scale[ranks]
-        counts[ranks, slots] = seen + 1
-        last_seen[ranks, slots] = self.num_observed + 1
-        full = ((seen + 1) % BLOCK == 0).nonzero()[0]
+            seen = np.where(returned, whole_blocks(seen), seen)
+        taken = min(len(times), BLOCK - int((seen % BLOCK).max()))
+        at_ring = ranks[:, None], slots[:, None], (seen[:, None] + np.arange(taken)) % WINDOW
+        recent[at_ring] = times[:taken, ranks].T / scale[ranks, None]
+        seen = seen + taken
+        counts[ranks, slots] = seen
+        last_seen[ranks, slots] = self.num_observed + taken
+        full = (seen % BLOCK == 0).nonzero()[0]
         if full.size:
             at = ranks[full], slots[full]
-            block = (*(index[:, None] for index in at), (seen[full, None] - np.arange(BLOCK)) % WINDOW)
+            block = (*(index[:, None] for index in at), (seen[full, None] - 1 - np.arange(BLOCK)) % WINDOW)
             level, scale = level.copy(), scale.copy()
-            level[at], factor = _compare_blocks(recent[block], level[at], (seen[full] + 1) // BLOCK)
+            level[at], factor = compare_blocks(recent[block], level[at], seen[full] // BLOCK)
             recent[block] /= factor[:, None]
             scale[at[0]] *= factor
-        return StepTimeBook(
+        book = StepTimeBook(
             devices=self.devices,
             applied_scale=_frozen(scale),
             num_rows=_frozen(sizes),
@@ -141,9 +166,10 @@ class StepTimeBook:
             last_seen=_frozen(last_seen),
             recent_s=_frozen(recent),
             level_s=_frozen(level),
-            num_observed=self.num_observed + 1,
+            num_observed=self.num_observed + taken,
             learnt=self.learnt,
         )
+        return book, taken
 
     def rescale(self, rank: int, factor: float) -> StepTimeBook:
         """Return a book in which ``rank`` takes ``factor`` times as long from now on.
@@ -153,17 +179,18 @@ class StepTimeBook:
         """
         if not 0 < factor < np.inf:
             raise ValueError(f"a scale factor must be positive and finite, got {factor}")
-        scale, counts = self.applied_scale.copy(), self.counts.copy()
+        book = self.settled
+        scale, counts = book.applied_scale.copy(), book.counts.copy()
         scale[rank] *= factor
-        counts[rank] = _whole_blocks(counts[rank])
-        return replace(self, applied_scale=_frozen(scale), counts=_frozen(counts))
+        counts[rank] = whole_blocks(counts[rank])
+        return replace(book, applied_scale=_frozen(scale), counts=_frozen(counts))
 
     def carry_over(self, devices: tuple[str, ...]) -> StepTimeBook:
         """Return the book of a new worker group: shapes per kind are kept, everything per rank is dropped."""
         shapes = {shape.device: shape for shape in self.learnt}
         measured = {device for device, counts in zip(self.devices, self.counts, strict=True) if counts.any()}
         # A kind that this group measured nothing of is passed on as it came: fitting a fit again would smooth it away.
-        for device, fit in _fit_all(self).items():
+        for device, fit in _fit_all(self.settled).items():
             if device in measured:
                 shapes[device] = fit.as_learnt(device)
         return replace(StepTimeBook.empty(devices), learnt=tuple(shapes[device] for device in sorted(shapes)))
@@ -181,14 +208,15 @@ class StepTimeBook:
         Raises:
             ValueError: no worker of its kind was ever measured (``num_sizes`` is 0).
         """
-        return self._curve(rank, sum(other == self.devices[rank] for other in self.devices[:rank]))
+        return self.settled._curve(rank, sum(other == self.devices[rank] for other in self.devices[:rank]))
 
     def curves(self) -> tuple[StepTimeCurve, ...]:
         """Return every rank's curve; see ``curve``."""
+        book = self.settled
         seen: Counter[str] = Counter()
         curves = []
         for rank, device in enumerate(self.devices):
-            curves.append(self._curve(rank, seen[device]))
+            curves.append(book._curve(rank, seen[device]))
             seen[device] += 1
         return tuple(curves)
 
@@ -207,7 +235,7 @@ class StepTimeBook:
 
     def num_samples(self, rank: int) -> int:
         """Return how many samples of this rank itself were taken."""
-        return int(self.counts[rank].sum())
+        return int(self.settled.counts[rank].sum())
 
     def _medians(self, device: str, *, with_times: bool = True) -> SizeMedians:
         """Condense the samples of one kind to one median per worker and size, the learnt shape as one more worker."""
@@ -231,48 +259,20 @@ class StepTimeBook:
 
 
 @lru_cache(maxsize=4)
+def _settle(book: StepTimeBook) -> StepTimeBook:
+    """Take in what waits, once per book; a block that becomes full ends a stretch, since it may move the scale."""
+    ranks, waiting, run_rows = np.arange(book.run_rows.size), book.waiting_s, book.run_rows
+    while len(waiting):
+        book, taken = book._take(ranks, run_rows, waiting)
+        waiting = waiting[taken:]
+    return changed(book, run_rows=run_rows)
+
+
+@lru_cache(maxsize=4)
 def _fit_all(book: StepTimeBook) -> dict[str, KindFit]:
     """Fit every kind that has evidence. A book compares by identity, so the newest few keep their fits."""
     fits = {device: fit_kind(book._medians(device)) for device in sorted(set(book.devices))}
     return {device: fit for device, fit in fits.items() if fit is not None}
-
-
-def _whole_blocks(counts: IntArray) -> IntArray:
-    """Return counts without an unfinished block behind finished ones: its next sample would be of another time."""
-    whole: IntArray = np.where(counts >= BLOCK, counts - counts % BLOCK, counts)
-    return whole
-
-
-def _compare_blocks(samples: FloatArray, level_s: FloatArray, num_blocks: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Compare the newest blocks (shape ``[f, BLOCK]``) with the mean level of those before, 0 where there are none.
-
-    Returns:
-        The levels with these blocks, which are the ``num_blocks``-th, and the factors on the workers' scales that they
-        show: 1 but where a change is beyond doubt. A block that a change falls into is too spread to say anything.
-    """
-    log_s = np.log(samples)
-    median = np.median(log_s, axis=1)
-    known = np.where(level_s > 0, np.log(np.where(level_s > 0, level_s, 1.0)), median)
-    change = median - known
-    spread = 1.4826 * np.median(np.abs(log_s - median[:, None]), axis=1)
-    is_small = np.abs(change) <= math.log(MIN_CHANGE)
-    is_sure = ~is_small & (np.abs(change) > NUM_SDS * spread)
-    level: FloatArray = np.exp(known + np.where(is_small, change / num_blocks, 0.0))
-    factor: FloatArray = np.exp(np.where(is_sure, change, 0.0))
-    return level, factor
-
-
-def _slot_for(sizes: IntArray, counts: IntArray, last_seen: IntArray) -> int:
-    """Return the slot for a new size: a free one, else that of the size whose loss costs the shape least."""
-    free = (counts == 0).nonzero()[0]
-    if free.size:
-        return int(free[0])
-    # Of the two sizes nearest to each other one is redundant: the one that was not run for longer.
-    order = np.argsort(sizes)
-    gaps = np.diff(np.log(sizes[order]))
-    nearest = int(np.argmin(gaps))
-    pair = order[nearest : nearest + 2]
-    return int(pair[np.argmin(last_seen[pair])])
 
 
 def _frozen(array: npt.NDArray[np.generic]) -> npt.NDArray:  # type: ignore[type-arg]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rex_ray.core.split import exact_split
-from rex_ray.core.step_time import MAX_SIZES, StepTimeBook
+from rex_ray.core.step_time import MAX_SIZES, RUN, StepTimeBook
 from rex_ray.scenario import NoiseModel, WorkerTimeline, load_profile
 
 SHARED = NoiseModel(sd=0.04)
@@ -266,3 +267,36 @@ def test_a_book_is_complete_once_some_worker_of_every_kind_was_measured():
     assert [curve.scale for curve in book.curves()] == [book.curve(rank).scale for rank in range(3)]
     assert book.carry_over(("V100", "T4")).is_complete
     assert not book.carry_over(("V100", "A100")).is_complete
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([(8, 8), (8, 8), (8, 8), (12, 4), (16, 0)]),
+        st.sampled_from([None, None, None, (True, False)]),
+        st.sampled_from([1.0, 1.0, 1.0, 3.0, 1e9]),
+        st.integers(1, 20),
+    ),
+    max_size=12,
+)
+
+
+@given(stretches=STEPS, rescale_at=st.integers(0, 100))
+def test_a_run_of_equal_steps_is_taken_in_as_one_step_after_the_other(stretches, rescale_at):
+    """The same samples with and without waiting: every number of the two books is the same, to the last bit."""
+    rng = np.random.default_rng(rescale_at)
+    book = direct = StepTimeBook.empty(("T4", "T4"))
+    step = 0
+    for rows, use, factor, count in stretches:
+        mask = None if use is None else np.array(use)
+        for own_s in 0.1 * factor * np.exp(0.02 * rng.standard_normal((count, 2))):
+            book, direct = book.observe(rows, own_s, mask), direct.observe(rows, own_s, mask).settled
+            direct = replace(direct, run_rows=np.zeros(0, dtype=np.int64))
+            if step == rescale_at:
+                book, direct = book.rescale(1, 1.7), direct.rescale(1, 1.7)
+            step += 1
+    settled = book.settled
+    for name in ("applied_scale", "num_rows", "counts", "last_seen", "recent_s", "level_s", "num_observed"):
+        assert np.array_equal(getattr(settled, name), getattr(direct, name)), name
+    assert book.is_complete == direct.is_complete
+    assert [book.num_samples(rank) for rank in (0, 1)] == [direct.num_samples(rank) for rank in (0, 1)]
+    assert len(book.waiting_s) < RUN

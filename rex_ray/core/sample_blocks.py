@@ -1,0 +1,59 @@
+"""Blocks of samples at one size: where a sample is kept, and whether a block shows that its worker's scale changed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rex_ray.core.types import FloatArray, IntArray
+
+__all__ = ["BLOCK", "WINDOW", "compare_blocks", "slot_for", "whole_blocks"]
+
+WINDOW = 32
+"""Newest samples remembered per worker and size; the median of 32 forgets a passing disturbance within 16 steps."""
+
+BLOCK = 16
+"""Samples at one size whose median is compared with that of the blocks before: they differ in scale alone."""
+
+MIN_CHANGE, NUM_SDS = 1.2, 5.0
+"""A block that is off by this factor, and by so many times its own spread, shows a change of its worker's scale. Noise
+of 8 % with a lag-1 memory of .9 hardly ever feigns that; what is smaller is left to the fit."""
+
+
+def whole_blocks(counts: IntArray) -> IntArray:
+    """Return counts without an unfinished block behind finished ones: its next sample would be of another time."""
+    whole: IntArray = np.where(counts >= BLOCK, counts - counts % BLOCK, counts)
+    return whole
+
+
+def compare_blocks(samples: FloatArray, level_s: FloatArray, num_blocks: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Compare the newest blocks (shape ``[f, BLOCK]``) with the mean level of those before, 0 where there are none.
+
+    Returns:
+        The levels with these blocks, which are the ``num_blocks``-th, and the factors on the workers' scales that they
+        show: 1 but where a change is beyond doubt. A block that a change falls into is too spread to say anything.
+    """
+    log_s = np.log(samples)
+    median = np.median(log_s, axis=1)
+    known = np.where(level_s > 0, np.log(np.where(level_s > 0, level_s, 1.0)), median)
+    change = median - known
+    spread = 1.4826 * np.median(np.abs(log_s - median[:, None]), axis=1)
+    is_small = np.abs(change) <= math.log(MIN_CHANGE)
+    is_sure = ~is_small & (np.abs(change) > NUM_SDS * spread)
+    level: FloatArray = np.exp(known + np.where(is_small, change / num_blocks, 0.0))
+    factor: FloatArray = np.exp(np.where(is_sure, change, 0.0))
+    return level, factor
+
+
+def slot_for(sizes: IntArray, counts: IntArray, last_seen: IntArray) -> int:
+    """Return the slot for a new size: a free one, else that of the size whose loss costs the shape least."""
+    free = (counts == 0).nonzero()[0]
+    if free.size:
+        return int(free[0])
+    # Of the two sizes nearest to each other one is redundant: the one that was not run for longer.
+    order = np.argsort(sizes)
+    gaps = np.diff(np.log(sizes[order]))
+    nearest = int(np.argmin(gaps))
+    pair = order[nearest : nearest + 2]
+    return int(pair[np.argmin(last_seen[pair])])
