@@ -14,7 +14,7 @@ import numpy as np
 
 from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved, TrialRequested
 from rex_ray.core.search_problem import SearchKind
-from rex_ray.core.types import Problem, StepFlag
+from rex_ray.core.types import FloatArray, Problem, StepFlag, read_only
 from rex_ray.policies.base import Finding, Proposal, Reallocate, Search, TellTrial
 from rex_ray.policies.limits import share_bounds
 from rex_ray.policies.seams import Model, SearchView
@@ -187,13 +187,31 @@ class AxSearch:
         return (None, state) if kind is None else self._ask(replace(state, newest_step=step.step), kind, model)
 
     def _watched(self, watch: ShareWatch, step: StepObserved) -> ShareWatch:
-        if len(watch.slowest_s) == self.rules.watch_steps:
+        """Take a clean step in; judge the prediction once there are enough."""
+        if watch.slowest_s is not None:
             return replace(watch, num_clean=watch.num_clean + 1)
-        slowest_s = (*watch.slowest_s, float(step.own_us.max()) * 1e-6)
-        mismatch = None
-        if len(slowest_s) == self.rules.watch_steps and watch.predicted_s is not None:
-            mismatch = abs(_middle(slowest_s) / watch.predicted_s - 1.0)
-        return replace(watch, slowest_s=slowest_s, num_clean=watch.num_clean + 1, mismatch=mismatch)
+        newest = step.own_us[None] * 1e-6
+        own_s = read_only(newest if watch.own_s is None else np.concatenate([watch.own_s, newest]), np.float64)
+        watch = replace(watch, num_clean=watch.num_clean + 1, own_s=own_s)
+        return watch if len(own_s) < self.rules.watch_steps else self._judged(watch, own_s)
+
+    def _judged(self, watch: ShareWatch, own_s: FloatArray) -> ShareWatch:
+        """Compare medians *per rank* with the prediction: the slowest of many noisy ranks is slower than any of them.
+
+        The standard error is that of a median of steps that remember, as ``SplineSplit`` reckons it.
+        """
+        typical = np.median(own_s, axis=0)
+        spread = 1.4826 * np.median(np.abs(own_s - typical), axis=0) / np.maximum(typical, 1e-6)
+        rho = self.rules.autocorrelation
+        doubt = 1.25 * float(spread.max()) / math.sqrt(len(own_s) * (1 - rho) / (1 + rho))
+        slowest_s = max(float(typical.max()), 1e-6)
+        return replace(
+            watch,
+            own_s=None,
+            slowest_s=max(float(np.median(own_s.max(axis=1))), 1e-6),
+            doubt=doubt,
+            mismatch=None if watch.predicted_s is None else abs(slowest_s / watch.predicted_s - 1.0),
+        )
 
     def _due(self, state: SearchState, step: int, look: SearchView) -> SearchKind | None:
         ledger, mismatch = state.ledger, state.watch.mismatch
@@ -201,7 +219,9 @@ class AxSearch:
             return "model" if step >= ledger.next_model_step else None
         if not self.rules.measured or state.vouched is not None or step < ledger.next_measured_step:
             return None
-        if mismatch is None or mismatch <= self.rules.min_mismatch or not look.is_quiet:
+        # The slowest of many medians errs upwards by itself, by up to two standard errors for sixteen ranks.
+        needed = max(self.rules.min_mismatch, (1 + self.rules.num_sigmas) * state.watch.doubt)
+        if mismatch is None or mismatch <= needed or not look.is_quiet:
             return None
         return "measured" if ledger.lost_steps < self.rules.allowance(step, mismatch) else None
 
@@ -219,7 +239,7 @@ class AxSearch:
         reason = "a search on the curves, beside the exact split"
         if kind == "measured":
             mismatch = state.watch.mismatch or 0.0
-            evidence |= {"mismatch": mismatch, "lost_steps": state.ledger.lost_steps}
+            evidence |= {"mismatch": mismatch, "doubt": state.watch.doubt, "lost_steps": state.ledger.lost_steps}
             reason = f"steps take {mismatch:.1%} else than predicted and no other split is promised: candidates are run"
         stage = state.stage if isinstance(state.stage, AskedSearch) else AskedSearch(kind=kind)
         return Search(problem=problem, reason=reason, evidence=evidence), replace(state, stage=stage)
@@ -254,7 +274,7 @@ class AxSearch:
             return finding("candidate refused", f"the search's candidate does not fit: {fault}"), state
         then_s = model.own_s(shares)
         gain = 1.0 - float(then_s.max()) / float(now_s.max()) if then_s is not None else 0.0
-        needed = max(self.rules.min_gain, self._doubt(state.watch))
+        needed = max(self.rules.min_gain, self.rules.num_sigmas * state.watch.doubt)
         evidence = {"gain": gain, "needed_gain": needed, "step_time_s": float(now_s.max())}
         if result.objective is not None and math.isfinite(result.objective):
             evidence["objective"] = result.objective
@@ -277,16 +297,6 @@ class AxSearch:
         )
         return move, replace(state, stage=placing)
 
-    def _doubt(self, watch: ShareWatch) -> float:
-        """Return what the noise of the present shares' own steps can feign, as ``SplineSplit`` reckons it."""
-        if len(watch.slowest_s) < 2:
-            return 1.0
-        log_s = np.log(watch.slowest_s)
-        spread = 1.4826 * float(np.median(np.abs(log_s - np.median(log_s))))
-        rho = self.rules.autocorrelation
-        effective = len(watch.slowest_s) * (1 - rho) / (1 + rho)
-        return self.rules.num_sigmas * 1.25 * spread / math.sqrt(effective)
-
     def _disturbed(self, state: SearchState, step: StepObserved) -> tuple[Answer, SearchState]:
         """A rank's speed changed: what was measured before is void, and so is what is being measured."""
         state = replace(state, newest_step=step.step)
@@ -301,9 +311,9 @@ class AxSearch:
             return stage.quest
         if not isinstance(stage, AskedSearch) or stage.kind != "measured" or state.sizes is None:
             return None
-        if not state.watch.slowest_s:
+        if state.watch.slowest_s is None:
             return None
-        incumbent = Candidate(shares=state.sizes, slowest_s=_middle(state.watch.slowest_s))
+        incumbent = Candidate(shares=state.sizes, slowest_s=state.watch.slowest_s)
         return Quest(search_id=search_id, incumbent=incumbent, mismatch=state.watch.mismatch or 0.0)
 
 

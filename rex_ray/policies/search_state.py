@@ -39,20 +39,24 @@ class Patience:
         return Patience(steps=self.steps + 1, waited_s=self.waited_s + float(step.step_us.max()) * 1e-6)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShareWatch:
     """How the present shares compare with what the curves promised when they were put in place.
 
     Attributes:
         predicted_s: the slowest rank's own time as predicted before the first step under them; None: unknown.
-        slowest_s: own time of the slowest rank in the first clean steps.
         num_clean: clean steps so far, no further than a judgement needs.
-        mismatch: relative error of the prediction, once those first steps are complete.
+        own_s: own times of the first of them, shape ``[k, n]``, until they are judged; None afterwards and before.
+        slowest_s: median own time of the slowest rank, once judged.
+        doubt: standard error of a rank's median, relative, once judged.
+        mismatch: relative error of the prediction, once judged.
     """
 
     predicted_s: float | None = None
-    slowest_s: tuple[float, ...] = ()
     num_clean: int = 0
+    own_s: FloatArray | None = None
+    slowest_s: float | None = None
+    doubt: float = 1.0
     mismatch: float | None = None
 
 
