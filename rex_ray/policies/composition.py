@@ -132,7 +132,8 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
                 alarm = None
             else:
                 split = self.split.rescale(split, alarm.factors)
-        batch, growth = self.growth.observe(state.growth, step, self.split.model(split))
+        model = self.split.model(split)
+        batch, growth = self.growth.observe(state.growth, step, model)
         offer = self.split.propose(split)
         if isinstance(offer, Finding):
             findings.append(offer)
@@ -144,7 +145,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
             findings.append(held)
             heard = None
         look = SearchView(offer=heard, alarm=alarm, is_quiet=trusted is None)
-        sought, search = self.search.observe(state.search, step, self.split.model(split), look)
+        sought, search = self.search.observe(state.search, step, model, look)
         after = changed(state, growth=growth, split=split, trigger=trigger, search=search)
         reason = offer if isinstance(offer, str) else offer.reason
         if isinstance(batch, BatchPlan):
