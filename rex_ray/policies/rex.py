@@ -51,7 +51,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     search_trial_steps: int = 10,
     search_budget: float = 0.02,
     trigger_min_factor: float = 1.15,
-    trigger_num_sds: float = 4.0,
+    trigger_num_sds: float = 5.0,
     trigger_hits: int = 2,
     trigger_fast_factor: float = 1.3,
     trigger_cooldown_steps: int = 5,

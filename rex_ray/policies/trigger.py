@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from scipy.special import ndtri
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import AllocationApplied, StepObserved
@@ -41,8 +42,12 @@ _OUT_OF_REACH = 50.0
 
 _LONGEST_US = 86_400_000_000
 
-_PRIOR_SEEN, _PRIOR_FAR, _PRIOR_PAIRS, _PRIOR_RUNS = 200.0, 0.5, 0.25, 5.0
-"""What is assumed of far samples before any was seen: one in 400, and one in 20 of them followed by another."""
+_PRIOR_FAR, _PRIOR_SEEN, _PRIOR_RUNS, _PRIOR_AGAIN = 2.0, 20.0, 5.0, 0.05
+"""What is assumed of far samples before enough were seen: two in 20, and of five of them one in 20 followed by another,
+or as many as there are far samples at all where that is more."""
+
+_MIN_JOINT = 3
+"""Fewest samples from which a rank is said to have moved along with another."""
 
 _MAX_FAR_RUN = 12
 """A rank whose disturbances last as long as this is left to the two-level test, which takes nine samples."""
@@ -73,12 +78,12 @@ class TwoLevelTrigger:
     """
 
     min_factor: float = 1.15
-    num_sds: float = 4.0
+    num_sds: float = 5.0
     min_z: float = 3.09
     min_delta: float = 0.7
     num_hits: int = 2
     fast_factor: float = 1.3
-    fast_sds: float = 4.0
+    fast_sds: float = 5.0
     max_false_rate: float = 3e-5
     response: Response = field(default_factory=Response)
 
@@ -117,8 +122,8 @@ class TwoLevelTrigger:
         if step.flags != StepFlag.NONE:
             return None, state
         if state.footing is None or state.footing.version != step.allocation_version:
-            state = rebase(state, step, model)
-            state = replace(state, limits=self._limits(state.baseline, state.footing.guess))
+            state, footing = rebase(state, step, model)
+            state = replace(state, limits=self._limits(state.baseline, footing.guess))
         state, deviation = self._take(state, step)
         if state.past.is_review_due:
             return self.response.review(state)
@@ -161,7 +166,7 @@ class TwoLevelTrigger:
             off=watch.off,
             far=watch.far,
             hits=watch.hits,
-            back=watch.back,
+            lasting=watch.lasting,
             suspect=watch.suspect,
             is_quiet=watch.is_quiet,
         )
@@ -181,11 +186,21 @@ class TwoLevelTrigger:
     def _limits(self, baseline: Baseline, guess: FloatArray | None = None) -> Limits:
         armed = baseline.is_armed
         least = np.maximum(math.log(self.min_factor), 0.0 if guess is None else guess)
-        off = np.clip(self.num_sds * baseline.block_spread, least, np.maximum(least, math.log(2.0)))
-        far = np.maximum(math.log(self.fast_factor or 1.3), self.fast_sds * baseline.spread)
-        chance = (baseline.num_far + _PRIOR_FAR) / (baseline.num_seen + _PRIOR_SEEN)
-        again = (baseline.num_far_pairs + _PRIOR_PAIRS) / (baseline.num_far + _PRIOR_RUNS)
         allowed = self.max_false_rate / armed.size
+        # The larger the group, the farther out is what none of it does by chance; few blocks know their spread badly.
+        sds = (
+            self.num_sds
+            * ndtri(allowed)
+            / ndtri(self.max_false_rate / 4)
+            * (1 + 2 / np.maximum(baseline.num_blocks, 1))
+        )
+        off = np.clip(sds * baseline.block_spread, least, np.maximum(least, math.log(2.0)))
+        far = np.maximum(
+            math.log(self.fast_factor or 1.3), self.fast_sds * np.maximum(baseline.spread, baseline.block_spread)
+        )
+        chance = (baseline.num_far + _PRIOR_FAR) / (baseline.num_seen + _PRIOR_SEEN)
+        prior = np.maximum(_PRIOR_AGAIN, chance)
+        again = (baseline.num_far_pairs + _PRIOR_RUNS * prior) / (baseline.num_far + _PRIOR_RUNS)
         run = 1 + np.ceil(np.log(np.minimum(allowed / chance, 1.0)) / np.log(np.minimum(again, 0.95)))
         return Limits(
             off=frozen(np.where(armed, off, _OUT_OF_REACH)),
@@ -212,21 +227,17 @@ class TwoLevelTrigger:
         many = (np.maximum(up, down) >= SHORT // 2) & (watch.num_recent >= SHORT)
         hits = self._test(state, many, watch.hits) if many.any() else np.zeros_like(watch.hits)
         suspect = (np.abs(off) >= 2) | many
-        level = state.past.level
-        back = np.where(
-            (level > 0) & (deviation < -limits.off),
-            watch.back + 1,
-            np.where(level > 0, np.maximum(watch.back - 3, 0), 0),
-        )
+        lasting = np.where(np.abs(deviation) > limits.off / 2, watch.lasting + 1, np.maximum(watch.lasting - 3, 0))
+        is_quiet = not (suspect.any() or off.any() or hits.any())
         watch = Watch(
             recent=watch.recent,
             num_recent=watch.num_recent,
             off=frozen(off),
             far=frozen(far),
             hits=frozen(hits),
-            back=frozen(back),
+            lasting=frozen(lasting * (not is_quiet)),
             suspect=frozen(suspect),
-            is_quiet=not (suspect.any() or off.any() or hits.any() or back.any()),
+            is_quiet=is_quiet,
         )
         past = state.past.remember(lengths) if lengths else state.past
         state = replace(state, watch=watch, baseline=baseline, past=past)
@@ -234,16 +245,19 @@ class TwoLevelTrigger:
         sure = np.where(np.abs(hits) >= self.num_hits, np.sign(hits), fast)
         if not sure.any() or state.num_clean < state.past.quiet_until:
             return state, None, None
-        return state, self._changes(state, sure, np.where(fast != 0, np.abs(far), SHORT)), None
+        return state, self._changes(state, sure, np.where(fast != 0, np.minimum(np.abs(far), LONG), SHORT)), None
 
     def _test(self, state: TriggerState, ranks: BoolArray, hits: IntArray) -> IntArray:
         """Return the hits of the two-level test, shape ``[n]``; only ``ranks`` are tested."""
         watch, baseline = state.watch, state.baseline
         result = np.zeros_like(hits)
-        for rank in ranks.nonzero()[0]:
+        for rank in ranks.nonzero()[0].tolist():
             short = watch.recent[-SHORT:, 0, rank]
-            effect = float(np.sort(short)[SHORT // 2 - 1 : SHORT // 2 + 1].mean()) - baseline.centre[rank]
-            if abs(effect) <= state.limits.off[rank]:
+            ordered = np.sort(short) - baseline.centre[rank]
+            effect = float(ordered[SHORT // 2 - 1 : SHORT // 2 + 1].mean())
+            limit = float(state.limits.off[rank])
+            # A change moves all samples, a cluster of spikes does not: all but one have to be half-way there.
+            if abs(effect) <= limit or (ordered[1] if effect > 0 else -ordered[-2]) <= limit / 2:
                 continue
             window = baseline.window(rank)[None]
             long = watch.recent[-min(LONG, int(watch.num_recent[rank])) :, 0, rank]
@@ -262,8 +276,8 @@ class TwoLevelTrigger:
         least = int(num_samples[sure != 0].min())
         changes = []
         for rank in range(sure.size):
-            count = int(num_samples[rank]) if sure[rank] else least
-            if not baseline.num_blocks[rank] >= MIN_BLOCKS or watch.num_recent[rank] < count:
+            count = min(int(num_samples[rank]) if sure[rank] else least, int(watch.num_recent[rank]))
+            if baseline.num_blocks[rank] < MIN_BLOCKS or count < min(least, _MIN_JOINT):
                 continue
             effect = float(np.median(watch.recent[-count:, 0, rank])) - float(baseline.centre[rank])
             noise = 2.5 * float(baseline.spread[rank]) if count < 6 else 0.0

@@ -33,7 +33,7 @@ GUESSED_SLOPE = 0.6
 """How wrong a guess may be, per log of the distance: a time grows with its rows by a power between 0 and 1.2."""
 
 
-def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> TriggerState:
+def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> tuple[TriggerState, Footing]:
     """Measure from now on against what the step's allocation should take at the speed known so far."""
     rows = step.num_rows
     old = state.footing
@@ -61,7 +61,8 @@ def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> Trig
     baseline = state.baseline
     if unknown.any():
         baseline = replace(baseline, num_blocks=frozen(np.where(unknown, 0, baseline.num_blocks)))
-    return replace(state, footing=footing, watch=state.watch.forget(moved | unknown), baseline=baseline)
+    watch = state.watch.forget(moved | unknown)
+    return replace(state, footing=footing, watch=watch, baseline=baseline), footing
 
 
 def advance(footing: Footing, watch: Watch, baseline: Baseline, limits: Limits) -> tuple[Footing, Watch]:
@@ -81,7 +82,7 @@ def advance(footing: Footing, watch: Watch, baseline: Baseline, limits: Limits) 
     return footing, replace(watch, recent=frozen(recent))
 
 
-def _afresh(state: TriggerState, step: StepObserved) -> TriggerState:
+def _afresh(state: TriggerState, step: StepObserved) -> tuple[TriggerState, Footing]:
     """Begin where nothing is known of how the new shares compare with the old ones."""
     n = step.num_rows.size
     rows, zeros = frozen(step.num_rows.copy()), frozen(np.zeros(n, dtype=np.int64))
@@ -94,7 +95,7 @@ def _afresh(state: TriggerState, step: StepObserved) -> TriggerState:
         unsettled=zeros,
         guess=frozen(np.zeros(n)),
     )
-    return replace(state, footing=footing, watch=Watch.empty(n), baseline=Baseline.empty(n))
+    return replace(state, footing=footing, watch=Watch.empty(n), baseline=Baseline.empty(n)), footing
 
 
 def _expected_ratio(model: Model | None, old: IntArray, new: IntArray) -> FloatArray | None:

@@ -105,7 +105,7 @@ class Watch:
         off: consecutive newest samples beyond the rank's threshold, negative below, shape ``[n]``.
         far: the same for the threshold of the fast path, shape ``[n]``.
         hits: consecutive hits of the two-level test, negative below, shape ``[n]``.
-        back: how long a slow rank has been healthy again: a count that odd slow samples set back, shape ``[n]``.
+        lasting: how long each rank has been off its usual time, a count that odd samples set back, shape ``[n]``.
         suspect: ranks whose newest samples may be of another speed, shape ``[n]``.
         is_quiet: nobody is.
     """
@@ -115,7 +115,7 @@ class Watch:
     off: IntArray
     far: IntArray
     hits: IntArray
-    back: IntArray
+    lasting: IntArray
     suspect: BoolArray
     is_quiet: bool = True
 
@@ -129,13 +129,13 @@ class Watch:
             off=zeros,
             far=zeros,
             hits=zeros,
-            back=zeros,
+            lasting=zeros,
             suspect=frozen(np.zeros(num_workers, dtype=np.bool_)),
         )
 
     def forget(self, ranks: BoolArray, *, keep_samples: bool = False) -> Watch:
         """Return the watch without any suspicion of some ranks, and without their samples."""
-        zero = {name: frozen(np.where(ranks, 0, getattr(self, name))) for name in ("off", "far", "hits", "back")}
+        zero = {name: frozen(np.where(ranks, 0, getattr(self, name))) for name in ("off", "far", "hits", "lasting")}
         num_recent = self.num_recent if keep_samples else frozen(np.where(ranks, 0, self.num_recent))
         suspect = frozen(self.suspect & ~ranks)
         quiet = not (suspect.any() or zero["off"].any() or zero["hits"].any())

@@ -13,7 +13,7 @@ from rex_ray.core.observations import StepObserved
 from rex_ray.core.rank_tests import compare_ranks, one_sided_p
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
-from rex_ray.policies.trigger_gate import stakes
+from rex_ray.policies.trigger_gate import expected_use_steps, stakes
 from rex_ray.policies.trigger_memory import LONG, NUM_LENGTHS, SHORT, Past, TriggerState, frozen
 
 __all__ = ["Change", "Response"]
@@ -82,7 +82,9 @@ class Response:
         ready = [change for change in moving if not self._is_flapping(state, change)]
         if not any(change.is_sure for change in ready):
             held = _evidence(state, moving, step)
-            reason = f"rank {moving[0].rank} is back for {held['back']:.0f} steps, of late it was slow again soon after"
+            reason = (
+                f"rank {moving[0].rank} is back for {held['num_lasting']:.0f} steps; it soon was slow again of late"
+            )
             return self._hold(state, "held: flapping", reason, held)
         slower = [change for change in ready if change.effect > 0]
         if slower and not any(change.effect < 0 and change.is_sure for change in ready):
@@ -120,7 +122,7 @@ class Response:
         return bool(
             past.level[rank] > 0
             and change.effect < 0
-            and state.watch.back[rank] < past.hold[rank]
+            and state.watch.lasting[rank] < past.hold[rank]
             and past.hold[rank] > self.cooldown_steps
         )
 
@@ -136,11 +138,15 @@ class Response:
         rows = state.footing.sizes
         some = rows > 0
         at_stake = stakes(rows[some], healthy[some], (healthy * factor)[some])
-        age = max(change.num_samples for change in slower)
+        age = max(int(state.watch.lasting[change.rank]) for change in slower)
         past = state.past
         away = past.lag_steps + self.cooldown_steps
         cost = self.switch_cost_steps * at_stake.healthy_us + away * at_stake.loss_us
-        seen = age * at_stake.gain_us
+        # Too few events to learn from: what was lost so far is the best guess of what is still to be lost.
+        use = float(age)
+        if len(past.lengths) >= self.min_lengths:
+            use = expected_use_steps(past.lengths, age, past.lag_steps)
+        seen = use * at_stake.gain_us
         if at_stake.gain_us <= 0 or seen >= cost:
             return None
         evidence = {
@@ -178,7 +184,7 @@ class Response:
         shown = max(changes, key=lambda change: (change.is_sure, abs(change.effect)))
         if verdict == "slow" and evidence["data_share"] > _INPUT_BOUND:
             verdict = "input-bound"
-        age = max(change.num_samples for change in changes)
+        age = max(int(state.watch.lasting[change.rank]) for change in changes)
         alarm = Alarm(
             factors={int(rank): math.exp(told[rank]) for rank in who.nonzero()[0]},
             verdict=verdict,
@@ -272,7 +278,7 @@ def _evidence(state: TriggerState, changes: Sequence[Change], step: StepObserved
         "p_value": one_sided_p(sign * max(sign * float(first.z[0]), 0.0)),
         "cliffs_delta": float(first.cliffs_delta[0]),
         "data_share": min(max(data_excess / excess, 0.0), 1.0) if sign > 0 and excess > 0 else 0.0,
-        "back": float(watch.back[rank]),
+        "num_lasting": float(watch.lasting[rank]),
     }
 
 
