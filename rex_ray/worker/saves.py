@@ -57,8 +57,27 @@ class Saves:
         self._model_side = model_side
         self._opened_s = self._saved_s = now_s()
         self._unsaved: Mapping[str, Any] | None = None
-        self.prepared: state.Prepared | None = None
+        self._prepared: state.Prepared | None = None
+        self._restored_rates: list[dict[str, Any]] = []
+        self._restored_names: frozenset[str] = frozenset()
         self.registered: dict[str, state.Stateful] = {}
+
+    def prepare(self, parts: state.Prepared, restored: Mapping[str, Any] | None) -> None:
+        """Save these parts from now on; they have just been loaded where there was something to load."""
+        self._prepared = parts
+        if restored is not None:
+            groups = parts.optimizer.param_groups
+            self._restored_rates = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+            self._restored_names = frozenset(restored["registered"])
+
+    def restore_rates(self, name: str) -> None:
+        """Give the optimizer its loaded rates back, if a save held this scheduler.
+
+        A scheduler begins by setting the rate to its first, and loading its state does not undo that.
+        """
+        if self._prepared is not None and name in self._restored_names:
+            for group, options in zip(self._prepared.optimizer.param_groups, self._restored_rates, strict=False):
+                group.update(options)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Journal the metrics, and save if that is due."""
@@ -91,7 +110,7 @@ class Saves:
         self._model_side.agree_on_buffers()
         cuda = self._tracker.device.type == "cuda"
         saved = {
-            **({} if self.prepared is None else self.prepared.save()),
+            **({} if self._prepared is None else self._prepared.save()),
             "registered": {name: part.state_dict() for name, part in self.registered.items()},
             "position": state.save_position(self._tracker.position, self._feed.dataset_size, self._feed.seed),
             "lr_factor": self._model_side.lr_factor,

@@ -191,7 +191,7 @@ class Session:
         parts = state.Prepared(model=replicas.unwrap(model), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         joined = self._feed.dataset_size is not None
         prepared = self._model_side.prepare(model, parts, self._restored, optimizer_known=not joined)
-        self._saves.prepared = parts
+        self._saves.prepare(parts, restored=self._restored)
         if joined:
             self._warn_of_late_prepare()
         if self._restored is not None:
@@ -220,6 +220,7 @@ class Session:
             raise ConfigError(f"something named {name!r} is saved already; give this scheduler another name=")
         wrapped = ReferenceScheduler(scheduler, self._tracker, stepped)
         self.register(**{name: wrapped})
+        self._saves.restore_rates(name)
         return wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
