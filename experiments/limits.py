@@ -7,19 +7,16 @@ With ``--page``, the tables of a Markdown page are rewritten, each between the c
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments._harness import Findings, Row, Scalar, Settings
-from experiments._harness import main as run
 from experiments._late import late_rows
+from experiments._page import main
 from rex_ray.scenario import learning_names, load_learning, parse_cluster
 from rex_ray.sim.limits import ClusterLimits, cluster_limits
 
-__all__ = ["attainable_row", "efficiency_rows", "fill_page", "measure"]
+__all__ = ["attainable_row", "efficiency_rows", "measure"]
 
 # Reference batches: 256 for the two image networks, as in published baselines; for the others a few doublings of the
 # source's own, so that sixteen workers have some rows each.
@@ -117,51 +114,5 @@ def _of(rows: Sequence[Row], workload: str, cluster: str) -> Row:
     return next(row for row in rows if (row["workload"], row["cluster"]) == (workload, cluster))
 
 
-def fill_page(text: str, findings: Findings) -> str:
-    """Return a page with every table between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` written anew.
-
-    ``NAME`` is a table's name, or ``TABLE column=value`` for the rows that have the value.
-
-    Raises:
-        KeyError: the page names a table that there is not.
-    """
-
-    def written(found: re.Match[str]) -> str:
-        name, _, condition = found["name"].partition(" ")
-        rows = list(findings.tables[name])
-        if condition:
-            column, _, value = condition.partition("=")
-            rows = [
-                {key: cell for key, cell in row.items() if key != column} for row in rows if str(row[column]) == value
-            ]
-        return f"<!-- begin {found['name']} -->\n\n{_markdown(rows)}\n<!-- end {found['name']} -->"
-
-    return re.sub(r"<!-- begin (?P<name>[^>]+?) -->.*?<!-- end (?P=name) -->", written, text, flags=re.DOTALL)
-
-
-def _markdown(rows: Sequence[Row]) -> str:
-    columns = list(rows[0])
-    lines = [columns, ["---" if isinstance(rows[0][column], str) else "---:" for column in columns]]
-    lines += [["" if row[column] is None else str(row[column]) for column in columns] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def main(argv: Sequence[str]) -> None:
-    """Take ``--page`` off the command line, run, and fill the page."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--page", type=Path)
-    known, others = parser.parse_known_args(argv)
-    kept: list[Findings] = []
-
-    def keeping(settings: Settings) -> Findings:
-        """Compute the limits of many clusters, and what being late costs."""
-        kept.append(measure(settings))
-        return kept[-1]
-
-    run("limits", keeping, others)
-    if known.page is not None:
-        known.page.write_text(fill_page(known.page.read_text(encoding="utf-8"), kept[-1]), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main("limits", measure, sys.argv[1:])

@@ -2,7 +2,8 @@
 
 Between two events of the script nothing changes but noise, so a run is a few thousand pieces of whole arrays and not
 a loop over its steps. The batch stays what it would be without the script: an episode is over before a change of
-batch has been judged, and with the same rows in each step a late oracle is never ahead of an early one.
+batch has been judged, and with the same rows in each step a late oracle is never ahead of an early one. Where the
+batch fills all memory, though, a smaller one for the length of an episode is faster than any split of it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ import pytest
 from experiments import limits
 from experiments._harness import Findings, Settings
 from experiments._late import late_row
-from experiments.limits import attainable_row, efficiency_rows, fill_page
+from experiments._page import fill_page, main
+from experiments.limits import attainable_row, efficiency_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 
@@ -81,14 +82,15 @@ def test_a_page_is_filled_between_its_comments_only():
     assert filled.startswith("before\n")
     assert filled.endswith("\nafter")
     assert fill_page(filled, findings) == filled
+    assert fill_page(page, Findings(figures={}, tables={})) == page
 
 
 def test_the_command_writes_a_document_and_fills_a_page(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(limits, "_MIXES", limits._MIXES[:8] + limits._MIXES[8:16])
+    monkeypatch.setattr(limits, "_MIXES", limits._MIXES[:16])
     monkeypatch.setattr(limits, "late_rows", lambda settings: [late_row("2xT4,2xV100", 1024, 2.4, settings)])
     page, target = tmp_path / "page.md", tmp_path / "found.json"
     page.write_text("<!-- begin late -->\n<!-- end late -->\n")
-    limits.main(["--json", str(target), "--quick", "--page", str(page)])
+    main("limits", limits.measure, ["--json", str(target), "--quick", "--page", str(page)])
     capsys.readouterr()
     found = json.loads(target.read_text())
     assert found["name"] == "limits"

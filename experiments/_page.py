@@ -1,0 +1,60 @@
+"""Tables of an experiment in a Markdown page, each between the two comments that name it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from experiments._harness import Findings, Row, Settings
+from experiments._harness import main as run
+
+__all__ = ["fill_page", "main"]
+
+_TABLE = re.compile(r"<!-- begin (?P<name>[^>]+?) -->.*?<!-- end (?P=name) -->", re.DOTALL)
+
+
+def fill_page(text: str, findings: Findings) -> str:
+    """Return a page with every table between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` written anew.
+
+    ``NAME`` is a table's name, or ``TABLE column=value`` for the rows that have the value. Tables that the findings do
+    not have are left alone: they are another command's.
+    """
+
+    def written(found: re.Match[str]) -> str:
+        name, _, condition = found["name"].partition(" ")
+        if name not in findings.tables:
+            return found[0]
+        rows = list(findings.tables[name])
+        if condition:
+            column, _, value = condition.partition("=")
+            rows = [row for row in rows if str(row[column]) == value]
+            rows = [{key: cell for key, cell in row.items() if key != column} for row in rows]
+        return f"<!-- begin {found['name']} -->\n\n{_markdown(rows)}\n<!-- end {found['name']} -->"
+
+    return _TABLE.sub(written, text)
+
+
+def _markdown(rows: Sequence[Row]) -> str:
+    columns = list(rows[0])
+    lines = [columns, ["---" if isinstance(rows[0][column], str) else "---:" for column in columns]]
+    lines += [["" if row[column] is None else str(row[column]) for column in columns] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main(name: str, measure: Callable[[Settings], Findings], argv: Sequence[str]) -> None:
+    """Run an experiment as ``_harness.main`` does; with ``--page FILE``, fill its tables in there too."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--page", type=Path)
+    known, others = parser.parse_known_args(argv)
+    kept: list[Findings] = []
+
+    def keeping(settings: Settings) -> Findings:
+        kept.append(measure(settings))
+        return kept[-1]
+
+    keeping.__doc__ = measure.__doc__
+    run(name, keeping, others)
+    if known.page is not None:
+        known.page.write_text(fill_page(known.page.read_text(encoding="utf-8"), kept[-1]), encoding="utf-8")
