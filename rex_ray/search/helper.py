@@ -109,6 +109,11 @@ class SearchHelper:
             del self._asked[number]
             self._send({"op": "cancel", "search": number})
 
+    def owes(self, search_id: str) -> bool:
+        """Whether it is the helper's turn to say something of a search."""
+        number = self._number_of(search_id)
+        return number is not None and not self._asked[number].waits_to_be_told
+
     def poll(self) -> list[Reply]:
         """Return what was said since the last call, in order. Call it every now and then: it also keeps the limits."""
         replies: list[Reply] = []

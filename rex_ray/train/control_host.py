@@ -26,9 +26,7 @@ from rex_ray.control.events import (
     MetricReported,
     RunEnded,
     SearchFailed,
-    SearchFinished,
     Ticked,
-    TrialProposed,
     WorkerLost,
 )
 from rex_ray.control.journal import EVENTS_FILE, Chunk
@@ -38,8 +36,9 @@ from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.types import Allocation
 from rex_ray.search.helper import SearchHelper
-from rex_ray.search.protocol import Failed, Finished, Reply, TrialAsked
+from rex_ray.search.protocol import Reply
 from rex_ray.train.journal_files import append_chunks, read_files
+from rex_ray.train.search_events import event_of
 from rex_ray.train.wire import Batch, decode
 from rex_ray.worker.link import MetricRecord
 
@@ -204,7 +203,7 @@ class ControlHost:
     def hear_searches(self) -> None:
         """Take what searches said since the last call; their limits run out here, too."""
         for reply in self._helper.poll() if self._helper is not None else ():
-            self.handle(_event_of(reply))
+            self.handle(event_of(reply))
 
     def tick(self, elapsed_s: float) -> None:
         """Hear the time since this host was made; say once when complete steps stop coming."""
@@ -326,15 +325,3 @@ class ControlHost:
         helper, self._helper = self._helper, None
         if helper is not None:
             helper.close()
-
-
-def _event_of(reply: Reply) -> Event:
-    match reply:
-        case TrialAsked(search_id=search_id, trial=trial, local_batch_sizes=sizes):
-            return TrialProposed(search_id=search_id, trial=trial, local_batch_sizes=sizes)
-        case Finished(search_id=search_id, local_batch_sizes=sizes, objective=objective):
-            return SearchFinished(search_id=search_id, local_batch_sizes=sizes, objective=objective)
-        case Failed(search_id=search_id, reason=reason):
-            return SearchFailed(search_id=search_id, reason=reason)
-        case unknown:
-            assert_never(unknown)
