@@ -24,7 +24,7 @@ def replay_run(run: Path, console: Console) -> bool:
     journal = load_journal(run)
     outcome = replay(journal, environment=library_versions())
     name = run_name(find_journal(run))
-    data = build_run(name, journal.header.policy, {}, [(entry.event, entry.notes) for entry in journal.entries])
+    data = build_run(name, journal.header.policy, {}, journal.entries)
     if data.decisions:
         table = Table(*DECISION_COLUMNS, title=f"{name}: {data.policy}, {data.outcome}", title_justify="left", box=None)
         for row in decision_rows(data.decisions):

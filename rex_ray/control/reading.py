@@ -133,7 +133,9 @@ def _read_steps(name: str, data: bytes, parts: list[_Part], ignored: list[str]) 
         if kind == SNAPSHOT:
             driver, state = unpack_snapshot(payload)
             part = next((p for p in parts if p.header.driver == driver), None)
-            if part is not None:
+            if state is None:
+                ignored.append(f"a snapshot in {name}: this version of rex_ray has another memory")
+            elif part is not None:
                 part.snapshots.append((state.num_events, state))
         elif kind == BLOCK and part is not None:
             noted, steps = unpack_block(payload)

@@ -128,7 +128,7 @@ def summarise(
     whole = np.flatnonzero(~trace.partial)
     if whole.size == 0:
         raise ValueError("no step with a whole global batch: the data set is smaller than the global batch")
-    decisions = build_run("", policy, {}, ((entry.event, entry.notes) for entry in entries)).decisions
+    decisions = build_run("", policy, {}, entries).decisions
     settled = whole[whole.size // 2 :]
     imbalance = trace.own_s.max(axis=1) / trace.own_s.mean(axis=1) - 1.0
     exact_s = _exact_own_s(trace, truth)

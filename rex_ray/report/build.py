@@ -7,29 +7,33 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rex_ray.control.commands import Command
 from rex_ray.control.events import Event, GroupStarted, MetricReported, RunEnded, StepObserved, WorkerLost
-from rex_ray.control.notes import Applied, Decided, Deferred, Dropped, Measured, Note, Refused, Withdrawn
+from rex_ray.control.journal import Entry
+from rex_ray.control.notes import Applied, Decided, Deferred, Dropped, Found, Measured, Note, Refused, Withdrawn
 from rex_ray.core.types import StepFlag, WorkerSpec
-from rex_ray.report.schema import DecisionRow, GroupData, MetricPoint, RunData
+from rex_ray.report.noise import noise_series
+from rex_ray.report.schema import DecisionRow, FindingRow, GroupData, MetricPoint, RunData
+from rex_ray.report.searches import SearchLog
 
 __all__ = ["build_run"]
 
 
-def build_run(
-    name: str, policy: str, settings: Mapping[str, str], entries: Iterable[tuple[Event, tuple[Note, ...]]]
-) -> RunData:
-    """Fold a run's events, each with the notes that the controller made on it, into one value.
+def build_run(name: str, policy: str, settings: Mapping[str, str], entries: Iterable[Entry]) -> RunData:
+    """Fold a run's events, each with what the controller made of it, into one value.
 
     Args:
         name: what to call the run.
         policy: name of its policy.
         settings: what it was asked to do, for display.
-        entries: in the order of the journal.
+        entries: the journal's, in order.
     """
     builder = _Builder()
-    for event, notes in entries:
-        builder.take_event(event)
-        for note in notes:
+    for entry in entries:
+        builder.take_event(entry.event)
+        for command in entry.commands:
+            builder.take_command(command)
+        for note in entry.notes:
             builder.take_note(note)
     return RunData(
         name=name,
@@ -39,6 +43,9 @@ def build_run(
         groups=tuple(group.finish() for group in builder.groups if group.steps),
         metrics=tuple(builder.metrics),
         decisions=tuple(builder.decisions),
+        findings=tuple(builder.findings),
+        searches=builder.searches.rows(),
+        noise=noise_series(step for group in builder.groups for step in group.steps),
         notices=(*builder.notices, *builder.drops()),
     )
 
@@ -71,12 +78,15 @@ class _Builder:
     groups: list[_Group] = field(default_factory=list)
     metrics: list[MetricPoint] = field(default_factory=list)
     decisions: list[DecisionRow] = field(default_factory=list)
+    findings: list[FindingRow] = field(default_factory=list)
+    searches: SearchLog = field(default_factory=SearchLog)
     notices: list[str] = field(default_factory=list)
     # Shares that the group is known to run under, and what dropped events of each reason last counted.
     running: tuple[int, ...] = ()
     dropped: dict[str, int] = field(default_factory=dict)
 
     def take_event(self, event: Event) -> None:
+        self.searches.take_event(event, self.last_step)
         match event:
             case GroupStarted():
                 if self.groups:
@@ -99,6 +109,14 @@ class _Builder:
             case _:
                 pass
 
+    @property
+    def last_step(self) -> int:
+        """Newest step of the present group, -1 before its first."""
+        return self.groups[-1].steps[-1].step if self.groups and self.groups[-1].steps else -1
+
+    def take_command(self, command: Command) -> None:
+        self.searches.take_command(command, self.last_step)
+
     def take_note(self, note: Note) -> None:
         match note:
             case Decided():
@@ -116,12 +134,29 @@ class _Builder:
             case Dropped():
                 # Noted at the first and at every power of two: the last count is the one to show.
                 self.dropped[note.reason] = note.count
+            case Found():
+                self._find(note)
             case Deferred():
                 pass  # it may ask again after the switch, and then stands among the decisions
 
     def drops(self) -> list[str]:
         """One line per reason for which events were left out."""
         return [f"left out, {reason}: {count} or more" for reason, count in self.dropped.items()]
+
+    def _find(self, note: Found) -> None:
+        finding = note.finding
+        self.findings.append(
+            FindingRow(
+                part=finding.part,
+                step=note.step,
+                verdict=finding.verdict,
+                count=note.count,
+                reason=finding.reason,
+                evidence=finding.evidence,
+                asks_for=finding.proposal.local_batch_sizes if finding.proposal is not None else (),
+                predicted_gain=finding.predicted_gain,
+            )
+        )
 
     def _decide(self, note: Decided) -> None:
         self.decisions.append(

@@ -16,7 +16,17 @@ from rex_ray.core.types import FloatArray, IntArray
 from rex_ray.report.schema import DecisionRow, GroupData, MetricPoint
 from rex_ray.report.svg import DASHES, Frame, Scale, area_path, line_path, shade, text
 
-__all__ = ["Figure", "LegendEntry", "device_colours", "legend", "metric_figures", "own_time_figure", "split_figure"]
+__all__ = [
+    "Figure",
+    "LegendEntry",
+    "both_widths",
+    "device_colours",
+    "legend",
+    "metric_figures",
+    "own_time_figure",
+    "split_figure",
+    "step_range",
+]
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color), in an order in which neighbours differ for every kind of sight.
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -71,11 +81,13 @@ def legend(group: GroupData, colours: dict[str, str]) -> tuple[LegendEntry, ...]
     return tuple(entries)
 
 
-def _both_widths(draw: Callable[[Frame, str], str]) -> tuple[str, str]:
+def both_widths(draw: Callable[[Frame, str], str]) -> tuple[str, str]:
+    """Draw for a wide and for a narrow page."""
     return draw(Frame(*_WIDE), "wide"), draw(Frame(*_NARROW), "narrow")
 
 
-def _step_range(groups: Sequence[GroupData]) -> tuple[float, float]:
+def step_range(groups: Sequence[GroupData]) -> tuple[float, float]:
+    """Return the first step of a run and the one after its last."""
     return float(groups[0].steps[0]), float(groups[-1].steps[-1] + 1)
 
 
@@ -83,12 +95,14 @@ def planned_shares(group: GroupData) -> tuple[IntArray, IntArray]:
     """Return the first step of every allocation, shape ``[m]``, and its shares, shape ``[m, n]``.
 
     An epoch's last batch has fewer rows than its allocation asks for, or a few more; any other step shows them as
-    planned.
+    planned. An allocation that ran such batches alone is left out, unless there is no other.
     """
     starts = np.flatnonzero(np.diff(group.versions, prepend=group.versions[0] - 1))
     ends = [*starts[1:], len(group.steps)]
-    shown = [lo + int(group.partial[lo:hi].argmin()) for lo, hi in zip(starts, ends, strict=True)]
-    return group.steps[starts], group.num_rows[shown]
+    spans = list(zip(starts.tolist(), ends, strict=True))
+    planned = [(lo, hi) for lo, hi in spans if not group.partial[lo:hi].all()] or spans
+    shown = [lo + int(group.partial[lo:hi].argmin()) for lo, hi in planned]
+    return group.steps[[lo for lo, _ in planned]], group.num_rows[shown]
 
 
 def split_figure(groups: Sequence[GroupData], colours: dict[str, str]) -> Figure:
@@ -102,14 +116,14 @@ def split_figure(groups: Sequence[GroupData], colours: dict[str, str]) -> Figure
 
     def draw(frame: Frame, variant: str) -> str:
         frame = Frame(frame.width, frame.height, right=110 if variant == "wide" else 84)
-        x, y = frame.x_scale(*_step_range(groups)), frame.y_scale(0.0, top)
+        x, y = frame.x_scale(*step_range(groups)), frame.y_scale(0.0, top)
         body = [frame.axes(x, y, "optimizer step", "rows per step")]
         for group, (starts, shares) in zip(groups, plans, strict=True):
             body.append(_areas(group, starts, shares, x, y, colours))
         body.append(_end_labels(groups[-1], plans[-1][1][-1], frame, y, variant))
         return frame.wrap("".join(body), title="Split of the global batch", description=description, variant=variant)
 
-    wide, narrow = _both_widths(draw)
+    wide, narrow = both_widths(draw)
     caption = (
         "Each band is one rank's rows; together they are the global batch. At the right: what each had at the end."
     )
@@ -168,7 +182,7 @@ def own_time_figure(groups: Sequence[GroupData], decisions: Sequence[DecisionRow
     description = f"{len(decisions)} decisions marked; wall time of the whole step in grey"
 
     def draw(frame: Frame, variant: str) -> str:
-        x, y = frame.x_scale(*_step_range(groups)), frame.y_scale(0.0, top)
+        x, y = frame.x_scale(*step_range(groups)), frame.y_scale(0.0, top)
         body = [frame.axes(x, y, "optimizer step", f"own time, {unit}"), _decision_marks(decisions, frame, x)]
         for group in groups:
             whole = ~group.partial if not group.partial.all() else group.partial
@@ -181,7 +195,7 @@ def own_time_figure(groups: Sequence[GroupData], decisions: Sequence[DecisionRow
                 body.append(f'<path class="line" stroke="{entry.stroke}"{dash} d="{path}"/>')
         return frame.wrap("".join(body), title="Own time per worker", description=description, variant=variant)
 
-    wide, narrow = _both_widths(draw)
+    wide, narrow = both_widths(draw)
     bucket = max(1, round(max(len(group.steps) for group in groups) / _MAX_POINTS))
     thinned = f" Each point is the median of about {bucket} steps." if bucket > 1 else ""
     caption = (

@@ -9,8 +9,18 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from rex_ray.report.figures import Figure, device_colours, legend, metric_figures, own_time_figure, split_figure
+from rex_ray.report.growth_figures import growth_figure, noise_figure
 from rex_ray.report.schema import RunData
-from rex_ray.report.tables import DECISION_COLUMNS, decision_rows, key_figures
+from rex_ray.report.tables import (
+    DECISION_COLUMNS,
+    FINDING_COLUMNS,
+    MOST_FINDINGS,
+    TRIAL_COLUMNS,
+    decision_rows,
+    finding_rows,
+    key_figures,
+    trial_rows,
+)
 
 __all__ = ["render_html"]
 
@@ -35,6 +45,11 @@ def render_html(run: RunData) -> str:
         metrics=_charts(metric_figures(run.metrics)),
         columns=DECISION_COLUMNS,
         decisions=decision_rows(run.decisions),
+        trial_columns=TRIAL_COLUMNS,
+        trials=trial_rows(run.searches),
+        finding_columns=FINDING_COLUMNS,
+        findings=finding_rows(run.findings),
+        findings_left_out=max(len(run.findings) - MOST_FINDINGS, 0),
     )
 
 
@@ -43,7 +58,12 @@ def step_figures(run: RunData) -> tuple[Figure, ...]:
     if not run.groups:
         return ()
     colours = device_colours(run.groups)
-    return split_figure(run.groups, colours), own_time_figure(run.groups, run.decisions, colours)
+    figures = [split_figure(run.groups, colours), own_time_figure(run.groups, run.decisions, colours)]
+    if run.noise is not None:
+        figures.append(noise_figure(run.noise, run.groups))
+    if (growth := growth_figure(run.decisions, run.groups)) is not None:
+        figures.append(growth)
+    return tuple(figures)
 
 
 def _charts(figures: tuple[Figure, ...]) -> list[tuple[Figure, Markup]]:

@@ -61,8 +61,7 @@ def load_journal(run: Path) -> Journal:
 def load_run(run: Path) -> RunData:
     """Read a run for its report; see ``load_journal``."""
     journal = load_journal(run)
-    entries = [(entry.event, entry.notes) for entry in journal.entries]
-    data = build_run(run_name(find_journal(run)), journal.header.policy, _settings(journal), entries)
+    data = build_run(run_name(find_journal(run)), journal.header.policy, _settings(journal), journal.entries)
     return replace(data, notices=data.notices + tuple(f"not read: {what}" for what in journal.ignored))
 
 

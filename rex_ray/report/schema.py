@@ -10,7 +10,17 @@ import numpy.typing as npt
 
 from rex_ray.core.types import FloatArray, IntArray
 
-__all__ = ["BoolArray", "DecisionRow", "GroupData", "MetricPoint", "RunData"]
+__all__ = [
+    "BoolArray",
+    "DecisionRow",
+    "FindingRow",
+    "GroupData",
+    "MetricPoint",
+    "NoiseSeries",
+    "RunData",
+    "SearchRow",
+    "TrialRow",
+]
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -100,6 +110,94 @@ class DecisionRow:
     evidence: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRow:
+    """What a part of the method judged, also where it changed nothing.
+
+    Attributes:
+        part: ``"growth"``, ``"split"``, ``"trigger"`` or ``"search"``.
+        step: newest step known.
+        verdict: the outcome in a word or two.
+        count: how many times in a row the part came to it; the first and every power of two is in the journal.
+        reason: the part's own words.
+        evidence: named figures behind it.
+        asks_for: rows per rank that a part without a say would have asked for, or ``()``.
+        predicted_gain: what they would have saved, or None.
+    """
+
+    part: str
+    step: int
+    verdict: str
+    count: int
+    reason: str
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    asks_for: tuple[int, ...] = ()
+    predicted_gain: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """A candidate that a search had measured.
+
+    Attributes:
+        trial: its number.
+        asked_at_step: newest step known when it was asked for.
+        local_batch_sizes: rows per rank.
+        objective: what was told back, log seconds: inf where it was refused, None where nothing was.
+        slowest_s: the slowest worker's measured own time, or None where only the objective was told.
+    """
+
+    trial: int
+    asked_at_step: int
+    local_batch_sizes: tuple[int, ...]
+    objective: float | None = None
+    slowest_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRow:
+    """One search for better shares.
+
+    Attributes:
+        search_id: its identity.
+        kind: ``"model"`` or ``"measured"``.
+        started_at_step: newest step known at its start.
+        plan: what it set out from: the exact split on the curves.
+        trials: in the order in which they were asked for.
+        outcome: how it ended, in words; ``"open"`` if it did not.
+        result: its candidate, or ``()``.
+    """
+
+    search_id: str
+    kind: str
+    started_at_step: int
+    plan: tuple[int, ...]
+    trials: tuple[TrialRow, ...] = ()
+    outcome: str = "open"
+    result: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoiseSeries:
+    """The gradient noise scale over a run, at the end of each block of measured steps; shapes ``[m]``.
+
+    Attributes:
+        steps: last step of the block.
+        batch: rows per step then.
+        noise_scale: ratio of sums over the window of newest blocks, in rows; NaN where the noise hides the gradient.
+        p_value: of the window's test that the noise scale is above twice the batch.
+        window: most blocks in a window.
+        block_steps: measured steps in a block.
+    """
+
+    steps: IntArray
+    batch: IntArray
+    noise_scale: FloatArray
+    p_value: FloatArray
+    window: int
+    block_steps: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunData:
     """One run.
@@ -112,6 +210,9 @@ class RunData:
         groups: one per worker group that completed a step, in order.
         metrics: in the order of their reports.
         decisions: in order.
+        findings: what the parts judged, in order; empty in journals of before they were noted.
+        searches: in the order of their starts.
+        noise: the noise scale over the run, or None where too few gradient norms were measured.
         notices: what else the controller had to say (gaps, drops, withdrawals), each one line.
     """
 
@@ -122,4 +223,7 @@ class RunData:
     groups: tuple[GroupData, ...] = ()
     metrics: tuple[MetricPoint, ...] = ()
     decisions: tuple[DecisionRow, ...] = ()
+    findings: tuple[FindingRow, ...] = ()
+    searches: tuple[SearchRow, ...] = ()
+    noise: NoiseSeries | None = None
     notices: tuple[str, ...] = ()

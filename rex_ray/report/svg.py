@@ -57,13 +57,17 @@ class Frame:
         """Scale over the plot area's height, upwards."""
         return Scale(low, high, self.height - self.bottom, self.top)
 
-    def axes(self, x: Scale, y: Scale, x_label: str, y_label: str) -> str:
-        """Grid, ticks and labels."""
+    def axes(
+        self, x: Scale, y: Scale, x_label: str, y_label: str, y_ticks: Sequence[tuple[float, str]] | None = None
+    ) -> str:
+        """Grid, ticks and labels; ``y_ticks`` are values and their names where round values of ``y`` say little."""
         parts = []
-        for value in nice_ticks(y.low, y.high, max(3, self.height // 50)):
+        if y_ticks is None:
+            y_ticks = [(value, format_tick(value)) for value in nice_ticks(y.low, y.high, max(3, self.height // 50))]
+        for value, name in y_ticks:
             at = float(y(value))
             parts.append(f'<path class="grid" d="M{self.left} {at:.1f}H{self.width - self.right}"/>')
-            parts.append(text(self.left - 7, at + 4, format_tick(value), anchor="end"))
+            parts.append(text(self.left - 7, at + 4, name, anchor="end"))
         for value in nice_ticks(x.low, x.high, max(3, self.width // 110)):
             parts.append(text(float(x(value)), self.height - self.bottom + 17, format_tick(value), anchor="middle"))
         parts.append(f'<path class="axis" d="M{self.left} {self.height - self.bottom}H{self.width - self.right}"/>')

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from rex_ray.control.events import Event, GroupStarted, MetricReported, RunEnded, StepObserved, WorkerLost
-from rex_ray.control.notes import Applied, Decided, Dropped, Measured, Note, Refused, Withdrawn
+import numpy as np
+import pytest
+
+from rex_ray.control.commands import CancelSearch, Command, StartSearch, TellTrial
+from rex_ray.control.events import (
+    Event,
+    GroupStarted,
+    MetricReported,
+    RunEnded,
+    SearchFailed,
+    SearchFinished,
+    StepObserved,
+    TrialProposed,
+    WorkerLost,
+)
+from rex_ray.control.journal import Entry
+from rex_ray.control.notes import Applied, Decided, Dropped, Found, Measured, Note, Refused, Withdrawn
+from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.types import Problem, StepFlag, WorkerSpec
-from rex_ray.policies.base import Proposal
+from rex_ray.policies.base import Finding, Proposal
 from rex_ray.report.build import build_run
+from rex_ray.report.noise import noise_series
 from rex_ray.report.schema import RunData
+from rex_ray.scenario import load_profile
 
 
 def group(generation: str, devices: tuple[str, ...], step: int = 0) -> GroupStarted:
@@ -37,7 +55,10 @@ def step(
 
 
 def build(*entries: tuple[Event, tuple[Note, ...]]) -> RunData:
-    return build_run("run", "rex", {"seed": "0"}, entries)
+    journal = [
+        Entry(number=number, event=event, commands=(), notes=notes) for number, (event, notes) in enumerate(entries)
+    ]
+    return build_run("run", "rex", {"seed": "0"}, journal)
 
 
 FIRST = Decided(step=-1, kind="first", reason="equal", version=1, proposal=Proposal(local_batch_sizes=(16, 16)))
@@ -123,3 +144,78 @@ def test_metrics_keep_their_times_and_other_notes_become_notices() -> None:
     )
     assert run.metrics[0].elapsed_s == 2.5
     assert run.notices == ("step 3: refused, shares sum to 31", "left out, stale generation: 8 or more")
+
+
+def test_findings_keep_what_a_part_said_and_would_have_asked_for() -> None:
+    finding = Finding(
+        part="split",
+        verdict="advised",
+        reason="faster",
+        evidence={"effect": 0.5},
+        proposal=Proposal(local_batch_sizes=(8, 24)),
+        predicted_gain=0.2,
+    )
+    run = build((group("g", ("T4", "V100")), (Found(step=3, finding=finding, count=4),)))
+    (row,) = run.findings
+    assert (row.part, row.step, row.verdict, row.count, row.asks_for) == ("split", 3, "advised", 4, (8, 24))
+    assert (row.predicted_gain, row.evidence) == (0.2, {"effect": 0.5})
+
+
+def search(search_id: str) -> StartSearch:
+    problem = SearchProblem(
+        kind="measured",
+        plan=(16, 16),
+        incumbent=(16, 16),
+        lower=(1, 1),
+        upper=(31, 31),
+        shapes=(load_profile("T4", "resnet50").curve,),
+        shape_of=(0, 0),
+        scales=(1.0, 1.0),
+        max_trials=3,
+    )
+    return StartSearch(search_id=search_id, seed=1, problem=problem)
+
+
+def test_searches_gather_their_trials_and_their_first_end() -> None:
+    script: list[tuple[Event, tuple[Command, ...]]] = [
+        (group("g", ("T4", "V100")), ()),
+        (step("g", 4, 1, (16, 16)), (search("a"),)),
+        (TrialProposed(search_id="a", trial=0, local_batch_sizes=(8, 24)), ()),
+        (step("g", 5, 1, (8, 24)), (TellTrial(search_id="a", trial=0, objective=-3.0, own_s=(0.02, 0.05)),)),
+        (TrialProposed(search_id="unknown", trial=0, local_batch_sizes=(9, 23)), ()),
+        (SearchFinished(search_id="a", local_batch_sizes=(8, 24), objective=-3.0), ()),
+        (step("g", 6, 1, (8, 24)), (CancelSearch(search_id="a", reason="the shares change"), search("b"))),
+        (SearchFailed(search_id="b", reason="no helper"), ()),
+        (step("g", 7, 1, (8, 24)), (search("c"), CancelSearch(search_id="c", reason="another search begins"))),
+    ]
+    entries = [Entry(number=k, event=event, commands=commands, notes=()) for k, (event, commands) in enumerate(script)]
+    first, second, third = build_run("run", "rex", {}, entries).searches
+    assert (first.started_at_step, first.outcome, first.result) == (4, "finished", (8, 24))
+    (trial,) = first.trials
+    assert (trial.asked_at_step, trial.local_batch_sizes, trial.objective, trial.slowest_s) == (4, (8, 24), -3.0, 0.05)
+    assert second.outcome == "failed: no helper"
+    assert third.outcome == "called off: another search begins"
+
+
+def measured_steps(rows: tuple[int, int], phi: float, count: int) -> list[StepObserved]:
+    """Steps whose norms are exactly what |G|^2 = 1 and tr(S) = ``phi`` make one expect."""
+    weighted = np.array(rows) * (1.0 + phi / np.array(rows))
+    reduced = 1.0 + phi / sum(rows)
+    return [
+        replace(step("g", k, 1, rows), weighted_sq_norm=weighted, num_groups=np.array([1, 1]), global_sq_norm=reduced)
+        for k in range(count)
+    ]
+
+
+def test_the_noise_scale_of_a_run_is_that_of_its_norms_and_unknown_without_them() -> None:
+    series = noise_series(measured_steps((8, 24), 400.0, 40))
+    assert series is not None
+    assert series.steps.tolist() == [31, 35, 39]
+    assert series.noise_scale == pytest.approx(400.0)
+    assert (series.p_value < 0.05).all(), "400 rows are above twice 32"
+    large = noise_series(measured_steps((128, 384), 400.0, 40))
+    assert large is not None
+    assert large.noise_scale == pytest.approx(400.0)
+    assert (large.p_value > 0.5).all(), "and not above twice 512"
+    assert noise_series(measured_steps((8, 24), 400.0, 31)) is None
+    assert noise_series(step("g", k, 1, (8, 24)) for k in range(40)) is None

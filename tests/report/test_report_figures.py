@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -19,7 +21,8 @@ from rex_ray.report.figures import (
     split_figure,
     thin,
 )
-from rex_ray.report.schema import DecisionRow, GroupData, MetricPoint
+from rex_ray.report.growth_figures import growth_figure, noise_figure
+from rex_ray.report.schema import DecisionRow, GroupData, MetricPoint, NoiseSeries
 from rex_ray.report.svg import Scale, line_path, nice_ticks, shade
 
 
@@ -55,6 +58,56 @@ def test_a_partial_last_batch_does_not_look_like_a_change_of_shares() -> None:
 def test_nor_does_one_that_absorbs_the_few_rows_left() -> None:
     _, shares = planned_shares(make_group([[8, 8]], [0] * 5))
     assert shares.tolist() == [[8, 8]]
+
+
+def test_an_allocation_that_only_ran_a_partial_batch_is_no_change_of_shares() -> None:
+    starts, shares = planned_shares(make_group([[8, 8], [4, 12]], [0] * 6 + [1]))
+    assert starts.tolist() == [0]
+    assert shares.tolist() == [[8, 8]]
+    alone = make_group([[8, 8], [4, 12]], [0])
+    assert planned_shares(alone)[0].tolist() == [0]
+
+
+def make_noise(noise_scale: list[float], batch: list[int], p_value: list[float]) -> NoiseSeries:
+    return NoiseSeries(
+        steps=np.arange(len(batch)) * 16 + 15,
+        batch=np.array(batch),
+        noise_scale=np.array(noise_scale),
+        p_value=np.array(p_value),
+        window=8,
+        block_steps=4,
+    )
+
+
+def test_the_noise_scale_is_drawn_with_its_gaps_and_a_mark_where_the_test_shows_it() -> None:
+    noise = make_noise([500.0, math.nan, 900.0, 1000.0], [64, 64, 64, 128], [0.01, 0.02, 0.2, 0.9])
+    figure = noise_figure(noise, [make_group([[32, 32]], [0] * 70)])
+    for drawing in (figure.wide, figure.narrow):
+        paths = {e.get("class"): e.get("d", "") for e in ET.fromstring(drawing).iter() if e.get("class")}
+        assert paths["shown"].count("v-7") == 2
+        assert paths["line metric"].count("M") == 2
+        assert not re.search(r"nan|inf", drawing)
+    assert "2 of them marked" in figure.wide
+
+
+def test_a_noise_scale_that_was_always_hidden_still_shows_the_batch() -> None:
+    noise = make_noise([math.nan] * 3, [64] * 3, [0.01] * 3)
+    assert "<svg" in noise_figure(noise, [make_group([[32, 32]], [0] * 70)]).wide
+
+
+def test_batch_and_learning_rate_are_drawn_as_multiples_and_only_where_they_change() -> None:
+    group = make_group([[32, 32]], [0] * 50)
+    first = DecisionRow(
+        number=1, kind="first", decided_at_step=-1, reason="", after=(32, 32), version=1, applied_at_step=0
+    )
+    grown = replace(first, number=2, after=(64, 64), applied_at_step=20, lr_factor=1.5)
+    assert growth_figure([first], [group]) is None
+    assert growth_figure([first, replace(first, number=2, after=(20, 44))], [group]) is None
+    assert growth_figure([first, replace(grown, applied_at_step=None)], [group]) is None
+    figure = growth_figure([first, grown], [group])
+    assert figure is not None
+    assert "64 to 128 rows" in figure.caption
+    assert "the learning rate at 1.5 times" in figure.wide
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3000])

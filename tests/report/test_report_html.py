@@ -9,8 +9,17 @@ from html.parser import HTMLParser
 import numpy as np
 
 from rex_ray.report.html import render_html
-from rex_ray.report.schema import DecisionRow, GroupData, MetricPoint, RunData
-from rex_ray.report.tables import decision_rows, format_gain, key_figures
+from rex_ray.report.schema import (
+    DecisionRow,
+    FindingRow,
+    GroupData,
+    MetricPoint,
+    NoiseSeries,
+    RunData,
+    SearchRow,
+    TrialRow,
+)
+from rex_ray.report.tables import MOST_FINDINGS, decision_rows, finding_rows, format_gain, format_test, key_figures
 
 STEPS = np.arange(40)
 SHARES = np.where(STEPS[:, None] < 20, [[32, 32]], [[20, 44]])
@@ -90,6 +99,98 @@ def test_the_page_shows_result_decision_settings_and_notices() -> None:
     page = render_html(RUN)
     for shown in ("finished", "−31.0%", "−31.2%", "global_batch_size", "step 7 dropped", "node-b", "0.75"):
         assert shown in page
+
+
+GROWING = replace(
+    RUN,
+    decisions=(
+        *RUN.decisions,
+        DecisionRow(
+            number=2,
+            kind="change_global_batch",
+            decided_at_step=25,
+            reason="the noise scale is above twice the batch",
+            before=(20, 44),
+            after=(40, 88),
+            version=2,
+            applied_at_step=30,
+            lr_factor=1.62,
+            evidence={"p_value": 0.0039, "effect": 0.98},
+        ),
+    ),
+    findings=(
+        FindingRow(
+            part="trigger",
+            step=9,
+            verdict="held: cost",
+            count=4,
+            reason="moving <b>costs</b> more",
+            evidence={"p_value": 0.2},
+            asks_for=(10, 54),
+            predicted_gain=0.05,
+        ),
+    ),
+    searches=(
+        SearchRow(
+            search_id="g/1/64/measured/7",
+            kind="measured",
+            started_at_step=12,
+            plan=(20, 44),
+            trials=(
+                TrialRow(trial=0, asked_at_step=13, local_batch_sizes=(24, 40), objective=-2.5, slowest_s=0.0801),
+                TrialRow(trial=1, asked_at_step=19, local_batch_sizes=(60, 4), objective=float("inf")),
+                TrialRow(trial=2, asked_at_step=22, local_batch_sizes=(16, 48)),
+            ),
+            outcome="finished",
+            result=(24, 40),
+        ),
+    ),
+    noise=NoiseSeries(
+        steps=np.array([20, 36]),
+        batch=np.array([64, 128]),
+        noise_scale=np.array([700.0, 812.0]),
+        p_value=np.array([0.01, 0.2]),
+        window=8,
+        block_steps=4,
+    ),
+)
+
+
+def test_what_was_judged_searched_and_grown_stands_on_the_page_and_needs_nothing_else() -> None:
+    page = render_html(GROWING)
+    for shown in (
+        "held: cost",
+        "moving &lt;b&gt;costs&lt;/b&gt; more",
+        "asks for 10\u00a0/\u00a054",
+        "p\u00a0=\u00a00.0039, effect\u00a0+0.98",
+        "64\u00a0→\u00a0128 in all, LR\u00a0×\u00a01.62",
+        "80.1 ms",
+        "refused",
+        "not measured",
+        "finished, 24\u00a0/\u00a040",
+        "Noise scale",
+        "Global batch and learning rate",
+        "812 rows",
+    ):
+        assert shown in page
+    outline = Outline(page)
+    assert outline.links == []
+    assert outline.tags.count("details") == 2
+    assert outline.tags.count("svg") == 2 + 4 * 2 + 1
+    assert len(page) < 60_000
+
+
+def test_a_test_is_named_by_what_is_known_of_it() -> None:
+    assert format_test({}) == "–"
+    assert format_test({"effect": -0.4}) == "effect\u00a0−0.40"
+    assert format_test({"p_value": 0.5}) == "p\u00a0=\u00a00.5"
+
+
+def test_of_very_many_findings_the_newest_are_shown_and_the_rest_counted() -> None:
+    finding = GROWING.findings[0]
+    many = tuple(replace(finding, step=step) for step in range(MOST_FINDINGS + 7))
+    assert [row[1] for row in finding_rows(many)[::400]] == ["7"]
+    assert "The first 7 are left out here" in render_html(replace(RUN, findings=many))
 
 
 def test_a_run_without_a_complete_step_gets_a_page_that_says_so() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
 
+from rex_ray.control.journal import MAGIC, RECORD, SNAPSHOT
 from rex_ray.core.errors import ConfigError
 from rex_ray.report.html import render_html
-from rex_ray.report.load import find_journal, load_run, run_name
+from rex_ray.report.load import find_journal, load_journal, load_run, run_name
 
 
 @pytest.mark.parametrize("inside", [".", "rex_ray", "rex_ray/journal"])
@@ -75,3 +77,22 @@ def test_a_torn_end_is_read_up_to_it_and_said(recorded_run: Path, tmp_path: Path
     data = load_run(run)
     assert data.outcome == "unfinished"
     assert any("torn" in notice for notice in data.notices)
+
+
+def test_a_journal_of_another_version_is_read_without_its_snapshots(recorded_run: Path, tmp_path: Path) -> None:
+    """What a policy remembers changes between versions; what happened, and what was decided, does not."""
+    run = tmp_path / "older"
+    shutil.copytree(recorded_run, run)
+    path = run / "rex_ray" / "journal" / "steps-00001.bin"
+    data = path.read_bytes()
+    kind, length, _ = RECORD.unpack_from(data, len(MAGIC))
+    assert kind == SNAPSHOT
+    begin = len(MAGIC) + RECORD.size
+    text = zlib.decompress(data[begin : begin + length]).decode()
+    older = zlib.compress(text.replace("num_events", "events_so_far").encode())
+    record = RECORD.pack(SNAPSHOT, len(older), zlib.crc32(older))
+    path.write_bytes(MAGIC + record + older + data[begin + length :])
+    journal = load_journal(run)
+    assert len(journal.entries) == len(load_journal(recorded_run).entries)
+    assert any("another memory" in remark for remark in journal.ignored)
+    assert load_run(run).groups[0].steps.tolist() == list(range(44))

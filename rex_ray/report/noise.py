@@ -1,0 +1,59 @@
+"""The gradient noise scale of a run, read off the norms in its journal: the same question at every block's end.
+
+Growth asks it only where it may grow, and remembers only its verdicts. The journal holds every measured norm, so the
+report can ask it throughout, of a run without growth as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from rex_ray.control.events import StepObserved
+from rex_ray.core.noise_scale import GradientMoments, read_moments
+from rex_ray.core.types import FloatArray, StepFlag, read_only
+from rex_ray.core.wilcoxon import signed_rank
+from rex_ray.policies.growth_blocks import BLOCK_STEPS, block_statistic
+from rex_ray.policies.growth_egmd import Egmd
+from rex_ray.report.schema import NoiseSeries
+
+__all__ = ["noise_series"]
+
+
+def noise_series(steps: Iterable[StepObserved]) -> NoiseSeries | None:
+    """Return the noise scale over steps with gradient norms; None with less than one window of them."""
+    ends, batches, moments = [], [], []
+    open_steps: list[GradientMoments] = []
+    for step in steps:
+        if step.flags & (StepFlag.PARTIAL | StepFlag.SKIPPED):
+            continue
+        read = read_moments(step)
+        if not isinstance(read, GradientMoments):
+            continue
+        open_steps.append(read)
+        if len(open_steps) == BLOCK_STEPS:
+            ends.append(step.step)
+            batches.append(int(step.num_rows.sum()))
+            moments.append((sum(m.noise_trace for m in open_steps), sum(m.sq_norm for m in open_steps)))
+            open_steps = []
+    window = Egmd().window
+    if len(moments) < window:
+        return None
+    pairs = np.lib.stride_tricks.sliding_window_view(np.array(moments), window, axis=0)
+    noise, signal = pairs[:, 0, :], pairs[:, 1, :]
+    batch = np.array(batches[window - 1 :], dtype=np.int64)
+    above = block_statistic(noise, signal, 1.0, "linear") - (2.0 * batch - 1.0)[:, None] * signal
+    return NoiseSeries(
+        steps=np.array(ends[window - 1 :], dtype=np.int64),
+        batch=batch,
+        noise_scale=_ratio(noise.sum(axis=1), signal.sum(axis=1)),
+        p_value=read_only(signed_rank(above).p_value, np.float64),
+        window=window,
+        block_steps=BLOCK_STEPS,
+    )
+
+
+def _ratio(noise: FloatArray, signal: FloatArray) -> FloatArray:
+    ratio: FloatArray = np.where(signal > 0, noise / np.where(signal > 0, signal, 1.0), np.nan)
+    return ratio
