@@ -7,9 +7,10 @@ those of partial and skipped steps do not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from rex_ray.core.changed import changed
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.lr_scaling import LRRule, lr_factor
 from rex_ray.core.noise_scale import read_moments
@@ -60,7 +61,7 @@ class NoiseScaleGrowth:
         factor = 1.0 if current is None else current.lr_factor
         state = GrowthState(problem=problem, num_rows=num_rows, lr_factor=factor)
         if prior is not None:
-            state = replace(
+            state = changed(
                 state,
                 blocks=prior.blocks.after_change(),
                 health=prior.health.recovered(),
@@ -81,12 +82,12 @@ class NoiseScaleGrowth:
             return state.plan or _said_if_off(state, step), state
         health = state.health.take(step) if self.rule.is_tried else state.health
         if is_skipped or StepFlag.PARTIAL in step.flags:
-            state = replace(state, health=health)
+            state = changed(state, health=health)
             return self._nursed(state) if is_skipped and health.complaint else (state.plan, state)
         before = state.blocks.afresh() if StepFlag.OTHER_PARAMETERS in step.flags else state.blocks
         read = read_moments(step)
         blocks, is_closed = before.take(read, self.rule.window, is_flagged=step.num_norm_steps > 1)
-        state = replace(state, blocks=blocks, health=health, pace=state.pace.take(step))
+        state = changed(state, blocks=blocks, health=health, pace=state.pace.take(step))
         if is_closed:
             return self._look(self._wagered(state, before), step, model)
         if blocks.fault and blocks.num_faults % BLOCK_STEPS == 1:
@@ -98,10 +99,10 @@ class NoiseScaleGrowth:
         allocation = applied.allocation
         num_rows, shares = allocation.global_batch_size, allocation.local_batch_sizes
         if allocation.lr_factor != state.lr_factor:
-            state = replace(state, lr_factor=allocation.lr_factor, lr_look=state.num_looks, plan=None)
+            state = changed(state, lr_factor=allocation.lr_factor, lr_look=state.num_looks, plan=None)
         if num_rows != state.num_rows:
             return at_another_batch(state, num_rows, shares)
-        return state if shares == state.shares else replace(state, shares=shares, pace=Pace())
+        return state if shares == state.shares else changed(state, shares=shares, pace=Pace())
 
     def _wagered(self, state: GrowthState, before: NoiseBlocks) -> GrowthState:
         """Bet on the sign of the block that has just ended, unless it is one to skip."""
@@ -110,7 +111,7 @@ class NoiseScaleGrowth:
             return state
         above = block_statistic(blocks.noise[-1], blocks.signal[-1], 2 * state.num_rows, "linear")
         wealth = read_only(BET.bet(state.wealth, state.num_bets, above), float)
-        return replace(state, wealth=wealth, num_bets=state.num_bets + 1)
+        return changed(state, wealth=wealth, num_bets=state.num_bets + 1)
 
     def _look(
         self, state: GrowthState, step: StepObserved, model: Model | None
@@ -126,7 +127,7 @@ class NoiseScaleGrowth:
             num_bets=state.num_bets,
             is_new_epoch=step.epoch != state.epoch,
         )
-        state = replace(state, num_looks=state.num_looks + 1, epoch=step.epoch)
+        state = changed(state, num_looks=state.num_looks + 1, epoch=step.epoch)
         state, found = tried(state)
         if state.retreat_rows or state.health.complaint:
             return self._nursed(state)
@@ -141,9 +142,9 @@ class NoiseScaleGrowth:
             refreshed = self._refreshed(state)
             if refreshed is None:
                 finding = self._finding(state, answer.verdict, answer.reason, {**found, **answer.evidence})
-                return finding, replace(state, plan=None)
+                return finding, changed(state, plan=None)
             plan = refreshed
-        return plan, replace(state, plan=plan)
+        return plan, changed(state, plan=plan)
 
     def _nursed(self, state: GrowthState) -> tuple[BatchPlan | Finding, GrowthState]:
         """Leave a batch that measured worse, or at which training suffers, while there is a smaller one to go to."""
@@ -152,11 +153,11 @@ class NoiseScaleGrowth:
         if not state.retreat_rows and state.num_rows > smallest:
             state = left(state, max(state.num_rows // 2, smallest), complaint)
         if not state.retreat_rows:
-            return self._finding(state, "keep: training suffers", complaint), replace(state, plan=None)
+            return self._finding(state, "keep: training suffers", complaint), changed(state, plan=None)
         phi = state.blocks.noise_scale
         target = Target(num_rows=state.retreat_rows, noise_scale=phi or 0.0, reason=state.retreat_reason)
         plan = self._plan(state, target)
-        return plan, replace(state, plan=plan)
+        return plan, changed(state, plan=plan)
 
     def _plan(self, state: GrowthState, target: Target) -> BatchPlan:
         rule, factor = self._factor(state, target.num_rows, target.noise_scale)

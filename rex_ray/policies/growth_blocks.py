@@ -8,12 +8,13 @@ level.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from rex_ray.core.changed import changed
 from rex_ray.core.noise_scale import MIN_BLOCKS, GradientMoments, Unread
 from rex_ray.core.types import FloatArray, read_only
 
@@ -23,8 +24,7 @@ BLOCK_STEPS = 4
 """Measured steps in a block. Sums over four are nearly symmetric under the null; see ``docs/methods.md``."""
 
 POOL_DECAY = 1 - 1 / 16
-"""What a block counts for after one more: the noise scale that is *used* remembers about 16 blocks, 64 steps. Both
-moments are unbiased at any batch, so the pool outlives a change of it."""
+"""What a block counts for after one more: the noise scale that is *used* remembers about 16 blocks, 64 steps."""
 
 BlockStatistic: TypeAlias = Literal["linear", "log"]
 
@@ -51,7 +51,9 @@ def block_statistic(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NoiseBlocks:
-    """Blocks of measured steps since the last change of the batch, and the pool over all of them.
+    """The newest blocks of measured steps, those just after the last change of the batch, and the pool over all.
+
+    Both moments are unbiased at any batch, so the window and the pool outlive a change of it; the anchor does not.
 
     Attributes:
         noise: each of the newest blocks' sum of ``tr(S)``, shape ``[<= window]``.
@@ -107,10 +109,10 @@ class NoiseBlocks:
         if not isinstance(read, GradientMoments):
             known = NoiseBlocks() if read == "lossy reduction" else self
             faults = self.num_faults + 1 if self.fault == read else 1
-            return replace(known, num_dropped=self.num_dropped + 1, fault=read, num_faults=faults), False
+            return changed(known, num_dropped=self.num_dropped + 1, fault=read, num_faults=faults), False
         noise, signal = self.open_noise + read.noise_trace, self.open_signal + read.sq_norm
         if self.num_open + 1 < BLOCK_STEPS:
-            now = replace(
+            now = changed(
                 self,
                 open_noise=noise,
                 open_signal=signal,
@@ -123,7 +125,7 @@ class NoiseBlocks:
         return self._closed(noise, signal, window, is_flagged), True
 
     def _closed(self, noise: float, signal: float, window: int, is_flagged: bool) -> NoiseBlocks:
-        closed = replace(
+        closed = changed(
             self,
             open_noise=0.0,
             open_signal=0.0,
@@ -136,26 +138,28 @@ class NoiseBlocks:
             is_flagged=is_flagged,
         )
         if self.num_to_skip > 0:
-            return replace(closed, num_to_skip=self.num_to_skip - 1)
-        newest = _appended(self.noise, noise, window), _appended(self.signal, signal, window)
+            return changed(closed, num_to_skip=self.num_to_skip - 1)
         is_early = self.num_blocks < window
-        return replace(
+        return changed(
             closed,
-            noise=newest[0],
-            signal=newest[1],
-            anchor_noise=newest[0] if is_early else self.anchor_noise,
-            anchor_signal=newest[1] if is_early else self.anchor_signal,
+            noise=_appended(self.noise, noise, window),
+            signal=_appended(self.signal, signal, window),
+            anchor_noise=_appended(self.anchor_noise, noise, window) if is_early else self.anchor_noise,
+            anchor_signal=_appended(self.anchor_signal, signal, window) if is_early else self.anchor_signal,
             num_blocks=self.num_blocks + 1,
         )
 
     def after_change(self) -> NoiseBlocks:
-        """Begin a new window behind one skipped block: the first steps at another batch and rate are transient."""
-        return NoiseBlocks(
+        """Leave out one block: the first steps at another batch and rate are transient. The anchor begins anew."""
+        return changed(
+            self,
+            anchor_noise=_NONE,
+            anchor_signal=_NONE,
+            num_blocks=0,
             num_to_skip=1,
-            pool_noise=self.pool_noise,
-            pool_signal=self.pool_signal,
-            num_pooled=self.num_pooled,
-            num_dropped=self.num_dropped,
+            open_noise=0.0,
+            open_signal=0.0,
+            num_open=0,
         )
 
     def afresh(self) -> NoiseBlocks:

@@ -21,6 +21,8 @@ Test: TypeAlias = Literal["wilcoxon", "eprocess"]
 BET = SignBet()
 """The anytime-valid test's stakes; its null chance is measured, see ``docs/methods.md``."""
 
+_PARTS = (1.0, 0.95, 0.9, 0.75, 0.5)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Egmd:
@@ -36,8 +38,9 @@ class Egmd:
         alpha: level of every test.
         window: blocks that a test looks at.
         min_gain: least gain in goodput, as a fraction.
-        jump: go on to ``4 B``, ``8 B`` ... at once where the same test and the same gain hold for each of these steps.
-            Nested hypotheses tested in order need no correction of the level.
+        jump: ask the goodput itself. The batch of the best goodput among the doublings is the candidate, and the test
+            is against the noise scale from which it pays by ``min_gain``, which may be less than twice the batch; if
+            that is not shown, the next smaller one is. With ``"wilcoxon"`` only: a bet needs one lasting question.
     """
 
     test: Test = "wilcoxon"
@@ -45,7 +48,7 @@ class Egmd:
     alpha: float = 0.05
     window: int = 8
     min_gain: float = 0.05
-    jump: bool = False
+    jump: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.alpha < 0.5:
@@ -72,9 +75,11 @@ class Egmd:
     def decide(self, view: GrowthView) -> Target | Hold:
         """Shrink, grow, or say why not."""
         blocks = view.blocks
-        if blocks.num_blocks < self.window or blocks.noise_scale is None:
-            missing = f"{blocks.num_blocks} of {self.window} blocks of measured steps since the last change"
-            return Hold(verdict=UNKNOWN if blocks.noise_scale is None else "too few blocks", reason=missing)
+        if blocks.num_blocks == 0:
+            return Hold(verdict="settling", reason="the first block of steps after a change is left out")
+        if blocks.noise.size < self.window or blocks.noise_scale is None:
+            missing = f"{blocks.noise.size} of {self.window} blocks of measured steps"
+            return Hold(verdict=UNKNOWN, reason=missing)
         if view.num_rows > view.smallest and (target := self._shrunk(view)) is not None:
             return target
         if view.num_rows >= view.largest:
@@ -105,35 +110,52 @@ class Egmd:
         return bool(self.compare(blocks.noise, blocks.signal, float(noise / signal), "less").p_value < self.alpha)
 
     def _grown(self, view: GrowthView) -> Target | Hold:
-        bound = 2 * view.num_rows
+        noise_scale = view.blocks.noise_scale
+        bound = 2.0 * view.num_rows
+        num_rows = _within_reach(view, min(2 * view.num_rows, view.largest))
         found, p_value = self._above(view, bound)
-        evidence = {**_figures(found), "p_value": p_value}
+        if self.jump and self.test == "wilcoxon":
+            for rows in self._ladder(view):
+                pays_from = view.times.break_even(rows, self.min_gain)
+                if pays_from is None or math.isinf(pays_from):
+                    continue
+                tested, p_tested = self._above(view, pays_from)
+                if p_tested < self.alpha:
+                    num_rows, bound, found, p_value = rows, pays_from, tested, p_tested
+                    break
+        evidence = {**_figures(found), "p_value": p_value, "tested_noise_scale": bound}
         if not p_value < self.alpha:
-            reason = f"it is not shown that the noise scale is above {bound} rows: {self._named(p_value, found)}"
+            reason = f"it is not shown that the noise scale is above {bound:.4g} rows: {self._named(p_value, found)}"
             return Hold(verdict="keep: noise scale too small", reason=reason, evidence=evidence)
-        noise_scale = _usable(view.blocks.noise_scale, bound)
-        num_rows = min(bound, view.largest)
-        gain = self._gain(view, view.num_rows, num_rows, noise_scale)
+        usable = _usable(noise_scale, bound)
+        gain = _gain(view, num_rows, usable)
         if gain is None:
             reason = f"the step time of {num_rows} rows is unknown"
             return Hold(verdict="keep: step time unknown", reason=reason, evidence=evidence)
         evidence["goodput_gain"] = gain
+        shown = f"the noise scale is above {bound:.4g} rows ({self._named(p_value, found)})"
         if not gain > self.min_gain:
-            reason = (
-                f"the noise scale is above {bound} rows ({self._named(p_value, found)}), but {num_rows} rows would "
-                f"change goodput by {gain:+.1%}, not by more than {self.min_gain:+.1%}"
-            )
+            reason = f"{shown}, but {num_rows} rows would change goodput by {gain:+.1%}, not above {self.min_gain:+.1%}"
             return Hold(verdict="keep: goodput gate", reason=reason, evidence=evidence)
-        num_rows, total, p_value = self._jumped(view, num_rows, gain, p_value)
-        evidence |= {"goodput_gain": total, "p_value": p_value}
         return Target(
             num_rows=num_rows,
-            noise_scale=_usable(view.blocks.noise_scale, max(bound, num_rows)),
-            reason=f"the noise scale is above {max(bound, num_rows)} rows ({self._named(p_value, found)}) and "
-            f"{num_rows} rows promise {total:+.1%} of goodput",
+            noise_scale=usable,
+            reason=f"{shown} and {num_rows} rows promise {gain:+.1%} of goodput",
             evidence=evidence,
-            predicted_gain=1.0 - 1.0 / (1.0 + total),
+            predicted_gain=1.0 - 1.0 / (1.0 + gain),
         )
+
+    def _ladder(self, view: GrowthView) -> list[int]:
+        """Return the doublings, from the one of the best goodput down."""
+        rungs: list[int] = []
+        rows = view.num_rows
+        while rows < view.largest:
+            rows = min(2 * rows, view.largest)
+            rungs.append(_within_reach(view, rows))
+        phi = _usable(view.blocks.noise_scale, 2.0 * view.num_rows)
+        worth = [view.goodput(rung, phi) or 0.0 for rung in rungs]
+        best = max(range(len(rungs)), key=worth.__getitem__)
+        return rungs[best::-1]
 
     def _above(self, view: GrowthView, bound: float) -> tuple[SignedRank, float]:
         """Test the newest blocks against ``bound``; return the figures and the p that counts."""
@@ -149,26 +171,27 @@ class Egmd:
         then = block_statistic(blocks.anchor_noise, blocks.anchor_signal, bound, "log")
         return found, max(float(found.p_value), float(signed_rank(now - then).p_value))
 
-    def _jumped(self, view: GrowthView, num_rows: int, gain: float, p_value: float) -> tuple[int, float, float]:
-        """Go on doubling while test and gain hold for each further step."""
-        if not self.jump or self.test == "eprocess":
-            return num_rows, gain, p_value
-        while (following := min(2 * num_rows, view.largest)) > num_rows:
-            _, p_next = self._above(view, following)
-            more = self._gain(view, num_rows, following, _usable(view.blocks.noise_scale, following))
-            if not p_next < self.alpha or more is None or not more > self.min_gain:
-                break
-            num_rows, gain, p_value = following, (1 + gain) * (1 + more) - 1, p_next
-        return num_rows, gain, p_value
-
-    @staticmethod
-    def _gain(view: GrowthView, now: int, then: int, noise_scale: float) -> float | None:
-        before, after = view.goodput(now, noise_scale), view.goodput(then, noise_scale)
-        return None if before is None or after is None else after / before - 1.0
-
     def _named(self, p_value: float, found: SignedRank) -> str:
         name = "Wilcoxon" if self.test == "wilcoxon" else "anytime-valid"
         return f"{name} p = {p_value:.3g}, effect {float(found.effect):+.2f}, {int(found.num_used)} blocks"
+
+
+def _within_reach(view: GrowthView, num_rows: int) -> int:
+    """Return ``num_rows``, or a little less where its step time is unknown and that of a little less is not.
+
+    Curves reach to twice the sizes that were run, and memories end where they end: all ranks' limits together are
+    seldom a doubling.
+    """
+    for part in _PARTS:
+        rows = view.num_rows + int(part * (num_rows - view.num_rows))
+        if view.times.step_s(rows) is not None:
+            return rows
+    return num_rows
+
+
+def _gain(view: GrowthView, num_rows: int, noise_scale: float) -> float | None:
+    before, after = view.goodput(view.num_rows, noise_scale), view.goodput(num_rows, noise_scale)
+    return None if before is None or after is None else after / before - 1.0
 
 
 def _usable(noise_scale: float | None, bound: float) -> float:

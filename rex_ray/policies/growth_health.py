@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from rex_ray.core.changed import changed
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import FloatArray, StepFlag, read_only
 from rex_ray.policies.growth_blocks import BLOCK_STEPS
@@ -55,23 +56,23 @@ class Health:
     def take(self, step: StepObserved) -> Health:
         """Take in a step: the loss of a whole one, or that it was skipped."""
         if StepFlag.SKIPPED in step.flags:
-            return replace(self, num_skipped=self.num_skipped + 1)
-        health = replace(self, num_skipped=0) if self.num_skipped else self
+            return changed(self, num_skipped=self.num_skipped + 1)
+        health = changed(self, num_skipped=0) if self.num_skipped else self
         if step.loss is None or not np.isfinite(step.loss) or StepFlag.PARTIAL in step.flags:
             return health
         total, count = health.open_loss + step.loss, health.num_open + 1
         if count < BLOCK_STEPS:
-            return replace(health, open_loss=total, num_open=count)
+            return changed(health, open_loss=total, num_open=count)
         mean = total / count
         if health._leaps(mean) and health.num_high < _FORGIVEN_BLOCKS:
-            return replace(health, open_loss=0.0, num_open=0, num_high=health.num_high + 1)
+            return changed(health, open_loss=0.0, num_open=0, num_high=health.num_high + 1)
         before = [] if health.num_high >= _FORGIVEN_BLOCKS else health.losses[1 - _WINDOW :].tolist()
         losses = read_only([*before, mean], np.float64)
-        return replace(health, losses=losses, open_loss=0.0, num_open=0, num_high=0)
+        return changed(health, losses=losses, open_loss=0.0, num_open=0, num_high=0)
 
     def recovered(self) -> Health:
         """Begin to judge another batch; losses of before are what it is measured by."""
-        return replace(self, open_loss=0.0, num_open=0, num_high=0, num_skipped=0)
+        return changed(self, open_loss=0.0, num_open=0, num_high=0, num_skipped=0)
 
     def _leaps(self, loss: float) -> bool:
         if self.losses.size < _WINDOW:

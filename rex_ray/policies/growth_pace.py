@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from rex_ray.core.goodput import goodput
+from rex_ray.core.changed import changed
+from rex_ray.core.goodput import break_even_noise_scale, goodput
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import StepFlag
 from rex_ray.policies.seams import Model
@@ -84,6 +85,13 @@ class BatchTimes:
         ratio = CONSTANT_SHARE + (1 - CONSTANT_SHARE) * num_rows / self.global_batch_size
         return max(own_s * ratio + self.pace.sync_s, 1e-9)
 
+    def break_even(self, num_rows: int, gain: float) -> float | None:
+        """Return the noise scale from which a larger batch has ``1 + gain`` times the goodput; None: unknown."""
+        now_s, then_s = self.step_s(self.global_batch_size), self.step_s(num_rows)
+        if now_s is None or then_s is None:
+            return None
+        return break_even_noise_scale(self.global_batch_size, now_s, num_rows, then_s, gain)
+
     def goodput(self, num_rows: int, reference_batch_size: int, noise_scale: float | None) -> float | None:
         """Return reference-worth rows per second at ``num_rows``; None while the time is unknown."""
         step_s = self.step_s(num_rows)
@@ -116,4 +124,4 @@ class BatchTrial:
 
     def found_worse(self) -> BatchTrial:
         """Count a window in which the new batch was the worse one."""
-        return replace(self, num_worse=self.num_worse + 1)
+        return changed(self, num_worse=self.num_worse + 1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from rex_ray.core.changed import changed
 from rex_ray.core.types import FloatArray, Problem, read_only
 from rex_ray.policies.growth_blocks import NoiseBlocks
 from rex_ray.policies.growth_egmd import BET
@@ -76,7 +77,7 @@ def at_another_batch(state: GrowthState, num_rows: int, shares: tuple[int, ...])
         planned = state.plan is not None and state.plan.global_batch_size == num_rows
         gain = state.plan.predicted_gain if planned and state.plan is not None else None
         trial = BatchTrial(before_rows=state.num_rows, before_s=before_s, predicted_gain=gain)
-    return replace(
+    return changed(
         state,
         num_rows=num_rows,
         shares=shares,
@@ -104,20 +105,20 @@ def tried(state: GrowthState) -> tuple[GrowthState, dict[str, float]]:
         {} if trial.predicted_gain is None else {"predicted_gain": trial.predicted_gain}
     )
     if gain >= -WORSE:
-        return replace(state, trial=None), evidence
+        return changed(state, trial=None), evidence
     if trial.num_worse == 0:
-        return replace(state, trial=trial.found_worse(), pace=Pace()), evidence
+        return changed(state, trial=trial.found_worse(), pace=Pace()), evidence
     reason = (
         f"measured goodput is {-gain:.1%} worse than at {trial.before_rows} rows, in two windows of steps; "
         f"{0.0 if trial.predicted_gain is None else trial.predicted_gain:.1%} better was predicted"
     )
-    return left(replace(state, trial=None), trial.before_rows, reason), evidence
+    return left(changed(state, trial=None), trial.before_rows, reason), evidence
 
 
 def left(state: GrowthState, retreat_rows: int, reason: str) -> GrowthState:
     """Ask for a smaller batch until it is applied, and ban the present one, longer every time."""
     looks = min(BAN_LOOKS * 2**state.num_bans, LONGEST_BAN_LOOKS)
-    return replace(
+    return changed(
         state,
         retreat_rows=retreat_rows,
         retreat_reason=reason,

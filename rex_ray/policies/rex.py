@@ -42,7 +42,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     growth_alpha: float = 0.05,
     growth_window: int = 8,
     growth_min_gain: float = 0.05,
-    growth_jump: bool = False,
+    growth_jump: bool = True,
     lr_rule: LRChoice = "auto",
     search_min_gain: float = 0.03,
     search_measured: bool = True,
@@ -77,7 +77,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         growth_alpha: level of the test.
         growth_window: blocks of measured steps behind it.
         growth_min_gain: least gain in goodput.
-        growth_jump: whether several doublings may be taken at once.
+        growth_jump: whether goodput itself is tested, and not only twice the batch.
         lr_rule: how the learning rate follows the batch, see ``NoiseScaleGrowth``.
         search_min_gain: see ``SearchRules``.
         search_measured: whether a search may run candidates where the curves err.
