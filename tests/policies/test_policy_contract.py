@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,22 @@ from policy_worlds import RNG, group, live, observed, shares_run
 
 from rex_ray.control.vocabulary import CODEC
 from rex_ray.core.apportion import rows_per_rank
-from rex_ray.core.observations import AllocationApplied, Observation, SearchResult, StepObserved, TelemetryGap
+from rex_ray.core.observations import (
+    AllocationApplied,
+    Observation,
+    SearchResult,
+    StepObserved,
+    TelemetryGap,
+    TrialRequested,
+)
 from rex_ray.core.types import Allocation, Problem, StepFlag
 from rex_ray.policies.base import ChangeGlobalBatch, Policy, Proposal, Reallocate
+from rex_ray.policies.bsp import FixedBatch, NoTrigger
+from rex_ray.policies.composition import Composition
 from rex_ray.policies.registry import make_policy, policy_names
+from rex_ray.policies.search import AxSearch
+from rex_ray.policies.search_trials import SearchRules
+from rex_ray.policies.spline_split import SplineSplit
 
 POLICIES = [
     (name, options)
@@ -29,7 +42,22 @@ POLICIES = [
         {"cooldown_steps": 5, "hysteresis_gain": 0.02},
     )
 ]
+POLICIES.append(("searching", {}))
 every_policy = pytest.mark.parametrize(("name", "options"), POLICIES, ids=[f"{n}-{o}" for n, o in POLICIES])
+
+
+def build(name: str, options: dict[str, Any]) -> Policy[Any]:
+    """A policy by name; ``"searching"`` is rex's split with a search so hasty that short streams see all of it."""
+    if name != "searching":
+        return make_policy(name, options)
+    rules = SearchRules(watch_steps=2, settle_steps=3, trial_steps=2, hopeless_steps=2, patience_steps=6, patience_s=0)
+    return Composition(
+        name=name,
+        growth=FixedBatch(),
+        split=SplineSplit(),
+        trigger=NoTrigger(),
+        search=AxSearch(rules=replace(rules, distance_steps=4, model_distance_steps=2, ask_again_steps=3)),
+    )
 
 
 @st.composite
@@ -45,7 +73,7 @@ def problems(draw: st.DrawFn) -> Problem:
 own_times = st.sampled_from([0.0, 1.0, 40_000.0, 50_000.0, 55_000.0, 300_000.0, 1e12])
 step_specs = st.lists(
     st.tuples(
-        st.sampled_from(["clean", "clean", "clean", "warm", "partial", "gap", "result"]),
+        st.sampled_from(["clean", "clean", "clean", "warm", "partial", "gap", "result", "failed", "trial"]),
         st.lists(own_times, min_size=5, max_size=5),
         st.booleans(),
     ),
@@ -72,6 +100,18 @@ def stream(policy: Policy[Any], problem: Problem, specs: list[Any]) -> Iterator[
             continue
         if kind == "result":
             yield show(SearchResult(search_id="s", local_batch_sizes=sizes, objective=0.1, reason="done"))
+            continue
+        if kind == "failed":
+            yield show(SearchResult(search_id="s", local_batch_sizes=None, objective=None, reason="lost"))
+            continue
+        if kind == "trial":
+            candidate = (*sizes[1:], sizes[0]) if step % 3 else (sum(sizes) + 1,) * len(sizes)
+            shown = show(TrialRequested(search_id="s", trial=step, local_batch_sizes=candidate))
+            yield shown
+            if not (apply and isinstance(shown[2], Reallocate)):
+                continue
+            version, sizes = version + 1, shown[2].proposal.local_batch_sizes
+            yield show(AllocationApplied(allocation=Allocation(version=version, local_batch_sizes=sizes), step=step))
             continue
         partial = kind == "partial"
         rows = rows_per_rank(max(1, sum(sizes) // 3), sizes) if partial else sizes
@@ -104,7 +144,7 @@ def assert_fits(proposal: Proposal, problem: Problem, rows: int) -> None:
 @settings(max_examples=20)
 @given(problem=problems(), specs=step_specs)
 def test_proposals_sum_exactly_keep_the_bounds_and_have_a_reason(name, options, problem, specs):
-    policy = make_policy(name, options)
+    policy = build(name, options)
     assert_fits(policy.init(problem)[0], problem, problem.global_batch_size)
     for _, _, decision, _ in stream(policy, problem, specs):
         assert decision.reason
@@ -117,24 +157,24 @@ def test_proposals_sum_exactly_keep_the_bounds_and_have_a_reason(name, options, 
 @settings(max_examples=20)
 @given(problem=problems(), specs=step_specs)
 def test_decide_is_pure(name, options, problem, specs):
-    policy = make_policy(name, options)
+    policy = build(name, options)
     for before, observation, decision, after in stream(policy, problem, specs):
         again = policy.decide(before, observation, RNG)
-        assert (again[0], frozen(again[1])) == (decision, frozen(after))
+        assert (repr(again[0]), frozen(again[1])) == (repr(decision), frozen(after))
 
 
 @every_policy
 @settings(max_examples=20)
 @given(problem=problems(), specs=step_specs)
 def test_states_survive_the_journal_and_hold_nothing_that_is_not_finite(name, options, problem, specs):
-    policy = make_policy(name, options)
+    policy = build(name, options)
     for before, observation, decision, after in stream(policy, problem, specs):
         written = frozen(before)
         assert '"float"' not in written  # how the codec writes nan and inf
         revived = CODEC.decode(json.loads(written))
         assert (revived is None) == (before is None)
         again = policy.decide(revived, observation, RNG)
-        assert (again[0], frozen(again[1])) == (decision, frozen(after))
+        assert (repr(again[0]), frozen(again[1])) == (repr(decision), frozen(after))
         assert_finite(after)
 
 
@@ -155,7 +195,7 @@ def speeds(step: int, sizes: tuple[int, ...]) -> list[float]:
 @pytest.mark.parametrize("delay", [3, 12])
 def test_a_veto_only_delays(name, options, delay):
     """A proposal that is held back for a while leads to the same shares in the same order as one applied at once."""
-    policy = make_policy(name, options)
+    policy = build(name, options)
     problem = group(["T4", "T4", "V100", "V100"], 256)
     prompt = live(policy, problem, speeds, num_steps=400, lag_steps=1)
     late = live(policy, problem, speeds, num_steps=400, lag_steps=delay)
@@ -167,7 +207,7 @@ def test_a_veto_only_delays(name, options, delay):
 @every_policy
 def test_what_is_never_applied_is_proposed_again(name, options):
     """State presumes nothing: without an AllocationApplied the policy goes on asking for the same."""
-    policy = make_policy(name, options)
+    policy = build(name, options)
     problem = group(["T4", "T4", "V100", "V100"], 256)
     history = live(policy, problem, speeds, num_steps=140, lag_steps=10_000)
     asked = [judged.proposal for judged in history if judged.proposal is not None]
@@ -182,7 +222,7 @@ def test_what_is_never_applied_is_proposed_again(name, options):
 @settings(max_examples=20)
 @given(before=problems(), after=problems(), specs=step_specs)
 def test_a_prior_carries_over_to_another_world_size(name, options, before, after, specs):
-    policy = make_policy(name, options)
+    policy = build(name, options)
     *_, (_, _, _, prior) = stream(policy, before, specs)
     proposal, state = policy.init(after, prior)
     assert_fits(proposal, after, after.global_batch_size)
@@ -194,7 +234,7 @@ def test_a_prior_carries_over_to_another_world_size(name, options, before, after
 @settings(max_examples=20)
 @given(problem=problems(), rows=st.integers(1, 300), lr_factor=st.floats(0.5, 4.0))
 def test_a_resumed_allocation_keeps_its_global_batch_and_learning_rate(name, options, problem, rows, lr_factor):
-    policy = make_policy(name, options)
+    policy = build(name, options)
     n = problem.num_workers
     sizes = tuple(rows // n + (rank < rows % n) for rank in range(n))
     if any(w.max_local_batch_size is not None and w.max_local_batch_size < max(sizes) for w in problem.workers):
@@ -206,7 +246,7 @@ def test_a_resumed_allocation_keeps_its_global_batch_and_learning_rate(name, opt
 
 @every_policy
 def test_a3_fewer_rows_than_workers_leaves_ranks_without_rows_and_no_trace_in_the_times(name, options):
-    policy = make_policy(name, options)
+    policy = build(name, options)
     problem = group(["T4"] * 3, 2)
     history = live(policy, problem, lambda step, sizes: [1000.0 * rows for rows in sizes], num_steps=150)
     for _, sizes in shares_run(history):
