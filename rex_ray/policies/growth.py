@@ -132,10 +132,8 @@ class NoiseScaleGrowth:
         if state.retreat_rows or state.health.complaint:
             return self._nursed(state)
         answer = self.rule.decide(view)
-        if isinstance(answer, Target) and is_banned(state, answer.num_rows):
-            left = state.banned_until - state.num_looks
-            why = f"{state.banned_rows} rows were left before and are not tried for {left} more looks: {answer.reason}"
-            answer = Hold(verdict="keep: batch was left before", reason=why, evidence=answer.evidence)
+        if isinstance(answer, Target):
+            answer = _held(state, answer)
         if isinstance(answer, Target):
             plan = self._plan(state, answer)
         else:
@@ -207,6 +205,18 @@ class NoiseScaleGrowth:
             verdict, reason = f"{verdict} (one-worker estimate)", f"{reason}; one worker, gradients of two steps"
         evidence = figures(state) | (evidence or {}) | {"lr_factor": state.lr_factor}
         return Finding(part="growth", verdict=verdict, reason=f"{reason}; {known(state)}", evidence=evidence)
+
+
+def _held(state: GrowthState, target: Target) -> Target | Hold:
+    """Hold a larger batch back while the present one is on trial, or when it was left not long ago."""
+    if target.num_rows > state.num_rows and state.trial is not None:
+        why = f"the clock has not yet confirmed {state.num_rows} rows: {target.reason}"
+        return Hold(verdict="keep: batch on trial", reason=why, evidence=target.evidence)
+    if is_banned(state, target.num_rows):
+        looks = state.banned_until - state.num_looks
+        why = f"{state.banned_rows} rows were left before and are not tried for {looks} more looks: {target.reason}"
+        return Hold(verdict="keep: batch was left before", reason=why, evidence=target.evidence)
+    return target
 
 
 def _said_if_off(state: GrowthState, step: StepObserved) -> Finding | None:

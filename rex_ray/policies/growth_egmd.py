@@ -30,7 +30,7 @@ class Egmd:
 
     Grow to ``min(2 B, largest)`` when the noise scale is shown to be above ``2 B`` *and* the larger batch makes
     more progress per second in balanced steps. Shrink to ``max(B / 2, smallest)`` when it is shown to be below
-    ``B / 4``, and below what it was just after the last change (the anchor).
+    ``B / 4``, and below what it was just after the last change (the anchor), unless smaller steps would not pay.
 
     Attributes:
         test: ``"wilcoxon"`` on the last ``window`` blocks, or ``"eprocess"``, which bounds errors per run.
@@ -92,22 +92,33 @@ class Egmd:
         if not found.p_value < self.alpha or not self._is_below_anchor(blocks):
             return None
         num_rows = max(view.num_rows // 2, view.smallest)
+        noise_scale = min(blocks.noise_scale or 0.0, bound)
+        gain = _gain(view, num_rows, noise_scale)
+        if gain is not None and not gain > self.min_gain:
+            return None
         return Target(
             num_rows=num_rows,
-            noise_scale=min(blocks.noise_scale or 0.0, bound),
+            noise_scale=noise_scale,
             reason=f"the noise scale is below {bound:.4g} rows, a quarter of the batch, and below what it was just "
             f"after the last change: Wilcoxon p = {float(found.p_value):.3g}",
-            evidence=_figures(found),
+            evidence=_figures(found) | ({} if gain is None else {"goodput_gain": gain}),
+            predicted_gain=None if gain is None else 1.0 - 1.0 / (1.0 + gain),
         )
 
     def _is_below_anchor(self, blocks: NoiseBlocks) -> bool:
-        """Whether the newest blocks lie below the noise scale of the first ones after the last change."""
+        """Whether the newest blocks lie below the first ones after the last change.
+
+        Blocks are compared in pairs, at the noise scale of both windows together: one estimated from the anchor alone
+        would be as uncertain as what it judges, and the test would lose its level.
+        """
         if blocks.num_blocks < 2 * self.window:
             return False
-        noise, signal = blocks.anchor_noise.sum(), blocks.anchor_signal.sum()
-        if signal <= 0:
-            return True
-        return bool(self.compare(blocks.noise, blocks.signal, float(noise / signal), "less").p_value < self.alpha)
+        both = blocks.anchor_noise.sum() + blocks.noise.sum(), blocks.anchor_signal.sum() + blocks.signal.sum()
+        if both[1] <= 0:
+            return False
+        now = block_statistic(blocks.noise, blocks.signal, float(both[0] / both[1]), "linear")
+        then = block_statistic(blocks.anchor_noise, blocks.anchor_signal, float(both[0] / both[1]), "linear")
+        return bool(signed_rank(now - then, "less").p_value < self.alpha)
 
     def _grown(self, view: GrowthView) -> Target | Hold:
         noise_scale = view.blocks.noise_scale
