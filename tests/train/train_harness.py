@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -111,7 +112,7 @@ def leftovers() -> list[str]:
     actors = ray._private.state.actors().values()
     alive = [a["ActorClassName"] for a in actors if a["State"] != "DEAD" and a["Name"] not in RAYS_SINGLETONS]
     groups = [str(g["placement_group_id"]) for g in placement_group_table().values() if g["state"] != "REMOVED"]
-    return alive + groups + _train_processes()
+    return alive + groups + _train_processes() + search_helpers()
 
 
 def _train_processes() -> list[str]:
@@ -121,6 +122,18 @@ def _train_processes() -> list[str]:
     raylets = {pid for pid, _, args in rows if os.environ["RAY_TMPDIR"] in args}
     names = ("ray::RayTrainWorker", "ray::TrainController", "ray::ControlActor", "ray::_QueueActor")
     return [args for _, parent, args in rows if parent in raylets and args.startswith(names)]
+
+
+def search_helpers() -> list[str]:
+    """Search helpers of this cluster's control actors, whose environment they inherit."""
+    mark = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"rex_ray.search.helper_main" in words and mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append(f"search helper {process.name}")
+    return found
 
 
 def assert_nothing_left(limit_s: float = 15.0) -> None:

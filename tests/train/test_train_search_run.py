@@ -1,0 +1,72 @@
+"""A search beside a real run on a real Ray cluster: its process comes, and goes with the run."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import ray
+from ray.train import RunConfig, ScalingConfig
+from train_harness import (
+    BATCH,
+    ROWS,
+    assert_nothing_left,
+    control_actor,
+    counting_loop,
+    journal_of,
+    search_helpers,
+    steps_of,
+    wait_for,
+)
+
+from rex_ray import RexConfig, RexTrainer
+from rex_ray.control.events import RunEnded, SearchFailed, SearchFinished
+from rex_ray.control.notes import Decided
+from rex_ray.control.replay import replay
+from rex_ray.train.local_cluster import LocalCluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["finished", "control actor killed"])
+def test_d6_a_search_beside_a_run_leaves_no_process(cluster: LocalCluster, tmp_path: Path, kills: bool) -> None:
+    seen: list[list[str]] = []
+
+    def watch() -> None:
+        seen.append(wait_for(search_helpers, 90, "a search"))
+        if kills:
+            ray.kill(control_actor(), no_restart=False)
+            wait_for(lambda: not {*seen[0]} & {*search_helpers()}, 20, "the end of the killed actor's helper")
+            seen.append([])
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    num_epochs = 24
+    trainer = RexTrainer(
+        counting_loop,
+        train_loop_config={"num_epochs": num_epochs},
+        rex_config=RexConfig(
+            policy="rex",
+            policy_options={"growth": "off", "trigger": "off"},
+            global_batch_size=BATCH,
+            join_timeout_s=20.0,
+        ),
+        scaling_config=ScalingConfig(num_workers=2, label_selector=cluster.label_selectors),
+        run_config=RunConfig(name="run", storage_path=str(tmp_path)),
+        dataset_size=ROWS,
+    )
+    trainer.fit()
+    watcher.join(30)
+    assert len(seen) == 1 + kills
+    assert_nothing_left()
+    journal = journal_of(tmp_path / "run" / "rex_ray" / "journal")
+    assert len(steps_of(journal)) >= (num_epochs - 10) * ROWS // BATCH
+    assert any(isinstance(note, Decided) and note.kind == "search" for note in journal.notes)
+    ends = [event for event in journal.events if isinstance(event, SearchFinished | SearchFailed)]
+    assert ends
+    if kills:
+        assert isinstance(ends[0], SearchFailed)
+        assert ends[0].reason == "the helper was lost with the control actor"
+    assert journal.events[-1] == RunEnded(reason="finished")
+    assert replay(journal).is_identical
