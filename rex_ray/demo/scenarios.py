@@ -93,8 +93,8 @@ def _growth(quick: bool) -> DemoSettings:
     return DemoSettings(
         scenario="growth",
         workers={"T4": 2, "A100": 2},
-        num_epochs=2 if quick else 8,
-        global_batch_size=64,
+        num_epochs=1 if quick else 5,
+        global_batch_size=32,
         growth_factor=8,
         learning_rate=0.01,
         target_accuracy=0.70,
