@@ -171,13 +171,14 @@ class TwoLevelTrigger:
             is_quiet=watch.is_quiet,
         )
         num_clean = state.num_clean + 1
-        if footing.grace:
+        if footing.unsettled.any():
             footing, watch = advance(footing, watch, baseline, limits)
             sample = watch.recent[-1, 0]
+            limits = self._limits(baseline, footing.guess)
         if num_clean % BLOCK == 0:
             settled = (num_recent >= NUM_RECENT) & ~watch.suspect & (footing.unsettled == 0)
             baseline = baseline.absorb(watch.recent[:BLOCK, 0], watch.recent[:BLOCK, 1], settled)
-            limits = self._limits(baseline, footing.guess if footing.grace else None)
+            limits = self._limits(baseline, footing.guess)
         state = TriggerState(
             num_clean=num_clean, footing=footing, watch=watch, baseline=baseline, limits=limits, past=state.past
         )
@@ -226,7 +227,7 @@ class TwoLevelTrigger:
         down = np.count_nonzero(last < -limits.off, axis=0)
         many = (np.maximum(up, down) >= SHORT // 2) & (watch.num_recent >= SHORT)
         hits = self._test(state, many, watch.hits) if many.any() else np.zeros_like(watch.hits)
-        suspect = (np.abs(off) >= 2) | many
+        suspect = (off != 0) | many
         lasting = np.where(np.abs(deviation) > limits.off / 2, watch.lasting + 1, np.maximum(watch.lasting - 3, 0))
         is_quiet = not (suspect.any() or off.any() or hits.any())
         watch = Watch(

@@ -13,24 +13,23 @@ from dataclasses import replace
 
 import numpy as np
 
+from rex_ray.core.changed import changed
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import BoolArray, FloatArray, IntArray
 from rex_ray.policies.seams import Model
-from rex_ray.policies.trigger_memory import SHORT, Baseline, Footing, Limits, TriggerState, Watch, frozen
+from rex_ray.policies.trigger_memory import NUM_VISITED, SHORT, Baseline, Footing, Limits, TriggerState, Watch, frozen
 
-__all__ = ["GRACE", "MOVED", "advance", "rebase"]
+__all__ = ["MOVED", "advance", "rebase"]
 
 MOVED = math.log(1.1)
 """Change of a rank's rows from which on its time at the new size is the model's word."""
 
-GRACE = 24
-"""Clean samples after a move during which it may still be the model that was wrong."""
-
 REACH = math.log(1.25)
-"""Sizes up to so far (log) beyond those that a rank has run are read off its curve, others are guessed."""
+"""Sizes up to so far (log) from one that a rank has run are read off its curve, others are guessed."""
 
-GUESSED_SLOPE = 0.6
-"""How wrong a guess may be, per log of the distance: a time grows with its rows by a power between 0 and 1.2."""
+BEYOND, BETWEEN = 0.6, 0.3
+"""How wrong an expected time may be, per log of the distance to the nearest size that was run: a time grows with its
+rows by a power between 0 and 1.2; between two sizes it is held from both sides."""
 
 
 def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> tuple[TriggerState, Footing]:
@@ -42,21 +41,16 @@ def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> tupl
         return _afresh(state, step)
     moved = np.abs(np.log(np.maximum(rows, 1) / np.maximum(old.sizes, 1))) > MOVED
     unknown = (rows == 0) | (old.sizes == 0)
-    settled = ~moved
-    smallest = np.where(settled | (old.unsettled == 0), np.minimum(old.smallest, old.sizes), old.smallest)
-    largest = np.where(settled | (old.unsettled == 0), np.maximum(old.largest, old.sizes), old.largest)
-    known = np.clip(rows, smallest, largest)
-    beyond = np.abs(np.log(np.maximum(rows, 1) / np.maximum(known, 1)))
-    guess = np.where(moved & (beyond > REACH), REACH + GUESSED_SLOPE * beyond, 0.0)
+    visited = _visit(old.visited, old.sizes, old.unsettled == 0)
+    guess = np.where(moved, _guess(visited, rows), 0.0)
     footing = Footing(
         version=step.allocation_version,
         sizes=frozen(rows.copy()),
         reference=frozen(np.where(unknown, _log_us(step), old.reference + ratio)),
-        smallest=frozen(smallest),
-        largest=frozen(largest),
+        visited=frozen(visited),
         unsettled=frozen(np.where(moved, SHORT, old.unsettled)),
         guess=frozen(guess),
-        grace=GRACE if moved.any() else old.grace,
+        since=state.num_clean,
     )
     baseline = state.baseline
     if unknown.any():
@@ -67,10 +61,10 @@ def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> tupl
 
 def advance(footing: Footing, watch: Watch, baseline: Baseline, limits: Limits) -> tuple[Footing, Watch]:
     """Count a sample under new shares; centre a rank at its new size once it has had enough of them."""
-    due = (footing.unsettled == 1) & (watch.num_recent >= SHORT)
-    unsettled = np.maximum(footing.unsettled - 1, due * 0)
-    unsettled = np.where((footing.unsettled == 1) & ~due, 1, unsettled)
-    footing = replace(footing, unsettled=frozen(unsettled), grace=footing.grace - 1)
+    last = footing.unsettled == 1
+    due = last & (watch.num_recent >= SHORT)
+    unsettled = np.where(last & ~due, 1, np.maximum(footing.unsettled - 1, 0))
+    footing = changed(footing, unsettled=frozen(unsettled))
     if not due.any():
         return footing, watch
     ordered = np.sort(watch.recent[-SHORT:, 0], axis=0)
@@ -78,7 +72,9 @@ def advance(footing: Footing, watch: Watch, baseline: Baseline, limits: Limits) 
     shift = np.where(due & (np.abs(residual) <= limits.off), residual, 0.0)
     recent = watch.recent.copy()
     recent[:, 0] -= shift
-    footing = replace(footing, reference=frozen(footing.reference + shift))
+    footing = replace(
+        footing, reference=frozen(footing.reference + shift), guess=frozen(np.where(due, 0.0, footing.guess))
+    )
     return footing, replace(watch, recent=frozen(recent))
 
 
@@ -90,12 +86,30 @@ def _afresh(state: TriggerState, step: StepObserved) -> tuple[TriggerState, Foot
         version=step.allocation_version,
         sizes=rows,
         reference=frozen(_log_us(step)),
-        smallest=rows,
-        largest=rows,
+        visited=frozen(np.zeros((n, NUM_VISITED), dtype=np.int64)),
         unsettled=zeros,
         guess=frozen(np.zeros(n)),
+        since=state.num_clean,
     )
     return replace(state, footing=footing, watch=Watch.empty(n), baseline=Baseline.empty(n)), footing
+
+
+def _visit(visited: IntArray, sizes: IntArray, ranks: BoolArray) -> IntArray:
+    """Return the newest sizes that each rank has settled on, shape ``[n, NUM_VISITED]``, with these in front."""
+    is_new = ranks & (sizes > 0) & ~(visited == sizes[:, None]).any(axis=1)
+    return np.where(is_new[:, None], np.concatenate([sizes[:, None], visited[:, :-1]], axis=1), visited)
+
+
+def _guess(visited: IntArray, rows: IntArray) -> FloatArray:
+    """Return by how much (log) the expected times at ``rows`` may be wrong, ``[n]``; 0 near a size that was run."""
+    distance = np.log(np.maximum(rows, 1))[:, None] - np.log(np.maximum(visited, 1))
+    known = visited > 0
+    nearest = np.where(known, np.abs(distance), np.inf).min(axis=1)
+    nearest = np.where(np.isfinite(nearest), nearest, 0.0)
+    is_between = (known & (distance >= 0)).any(axis=1) & (known & (distance <= 0)).any(axis=1)
+    error = REACH + np.where(is_between, BETWEEN, BEYOND) * nearest
+    result: FloatArray = np.where(nearest > REACH, error, 0.0)
+    return result
 
 
 def _expected_ratio(model: Model | None, old: IntArray, new: IntArray) -> FloatArray | None:

@@ -45,6 +45,9 @@ NUM_BLOCKS = 12
 NUM_LENGTHS = 16
 """Newest events whose lengths are kept."""
 
+NUM_VISITED = 8
+"""Sizes that each rank is known to have run, as many as the step-time model keeps."""
+
 NUM_MEDIANS = 48
 """Medians of blocks kept, of 384 samples. Over 96 samples that remember, a spread has about five independent ones."""
 
@@ -76,22 +79,20 @@ class Footing:
         sizes: its rows, shape ``[n]``.
         reference: log own time in microseconds from which samples are counted, shape ``[n]``. It is frozen while an
             allocation runs: a model that goes on learning would learn the slowdown, too.
-        smallest: fewest rows that the rank has settled on so far, shape ``[n]``.
-        largest: most rows, shape ``[n]``.
+        visited: newest distinct sizes that the rank has settled on before, shape ``[n, NUM_VISITED]``; 0: none.
         unsettled: samples still to come before the rank is centred at its new size, shape ``[n]``; 0: it is.
         guess: by how much (log) the expected time may be wrong, where the new size is beyond what the rank has run,
             shape ``[n]``; 0 elsewhere.
-        grace: clean samples for which a rank that moved is judged by a wider threshold.
+        since: clean sample from which on the allocation runs.
     """
 
     version: int
     sizes: IntArray
     reference: FloatArray
-    smallest: IntArray
-    largest: IntArray
+    visited: IntArray
     unsettled: IntArray
     guess: FloatArray
-    grace: int = 0
+    since: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -273,7 +274,7 @@ class Past:
         lengths: of the newest slowdowns that have ended, in steps.
         lag_steps: steps from an alarm until the shares that it led to were applied, fading mean.
         alarm_step: optimizer step of the newest alarm that has not been followed by new shares; -1: none.
-        is_review_due: shares were applied after an alarm; whether they are still right is to be looked at.
+        is_review_due: shares were applied so soon after an alarm that they must have been decided before it.
         quiet_until: clean sample up to which no further alarm is raised.
         said: clean sample of the newest finding about a suspicion.
     """

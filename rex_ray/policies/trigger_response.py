@@ -24,6 +24,12 @@ _SNAP = math.log(1.08)
 _DISAGREEMENT = math.log(1.1)
 """Beyond this the split's model has seen (a part of) the change by itself, and is told the rest."""
 
+_KNOWN_FOR = 40
+"""Clean steps of an allocation from which on the model is believed at its sizes: 24 samples and the long window."""
+
+_OVERTAKEN, _LONGEST_LAG = 0.7, 100
+"""Shares that arrive within this part of the usual lag after an alarm were not its doing; the longest lag believed."""
+
 _INPUT_BOUND = 0.5
 """Share of the excess that lies in waiting for data from which on a rank is called input-bound."""
 
@@ -95,8 +101,8 @@ class Response:
         return self._alarm(state, ready, step, model, verdict)
 
     def review(self, state: TriggerState) -> tuple[Alarm, TriggerState]:
-        """Have the shares that an alarm led to looked at again on arrival: the world has moved on since."""
-        reason = "shares that an alarm led to have arrived: are they still right?"
+        """Have shares looked at that were decided before the newest alarm: its own re-split was overtaken by them."""
+        reason = "shares have arrived that were decided before the newest alarm: are they still right?"
         past = replace(state.past, is_review_due=False)
         return Alarm(factors={}, verdict="review", reason=reason), replace(state, past=past)
 
@@ -114,8 +120,11 @@ class Response:
         """Take note that shares have arrived."""
         if past.alarm_step < 0:
             return past
-        lag = past.lag_steps + (min(max(step - past.alarm_step, 1), 100) - past.lag_steps) / 4
-        return replace(past, alarm_step=-1, is_review_due=True, lag_steps=lag)
+        waited = min(max(step - past.alarm_step, 1), _LONGEST_LAG)
+        overtaken = waited < _OVERTAKEN * past.lag_steps
+        return replace(
+            past, alarm_step=-1, is_review_due=overtaken, lag_steps=past.lag_steps + (waited - past.lag_steps) / 4
+        )
 
     def _is_flapping(self, state: TriggerState, change: Change) -> bool:
         past, rank = state.past, change.rank
@@ -194,14 +203,13 @@ class Response:
         past = _remember(past, effect, who, state.num_clean, age, self)
         past = replace(
             past,
-            alarm_step=past.alarm_step if past.alarm_step >= 0 else step.step,
+            alarm_step=step.step,
             quiet_until=state.num_clean + self.cooldown_steps,
         )
         footing = replace(
             footing,
             reference=frozen(footing.reference + effect),
             unsettled=frozen(np.where(who, SHORT, footing.unsettled)),
-            grace=max(footing.grace, SHORT + 1),
         )
         return alarm, replace(state, footing=footing, watch=state.watch.forget(who), past=past)
 
@@ -222,7 +230,9 @@ def _common_effect(state: TriggerState, changes: Sequence[Change]) -> float | No
 def _seen_by(model: Model | None, state: TriggerState) -> np.ndarray:
     """Return what part of the changes (log factor, shape ``[n]``) the split's model knows already."""
     assert state.footing is not None
-    expected = None if model is None else model.own_s(state.footing.sizes)
+    # At a new size the model has learnt from the very samples that are in question.
+    is_known = state.num_clean - state.footing.since >= _KNOWN_FOR
+    expected = model.own_s(state.footing.sizes) if model is not None and is_known else None
     if expected is None:
         return np.zeros(state.past.level.size)
     ahead = np.log(np.maximum(expected, 1e-6) * 1e6) - state.footing.reference - state.baseline.centre
