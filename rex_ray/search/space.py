@@ -151,7 +151,8 @@ class SplitSpace:
         others = [*tiles, tuple(by_speed.tolist())]
         worth_it = _HOPELESS * float(self.own_s(self.problem.plan).max())
         hopeful = [sizes for sizes in others if float(self.own_s(sizes).max()) <= worth_it]
-        return tuple(dict.fromkeys([self.problem.plan, self.problem.incumbent, *hopeful]))
+        running = [self.problem.incumbent] if self._fits(self.problem.incumbent) else []
+        return tuple(dict.fromkeys([self.problem.plan, *running, *hopeful]))
 
     def all_splits(self, quantum: int, limit: int) -> tuple[LocalBatchSizes, ...] | None:
         """Return every split in whole tiles of ``quantum``; None where there may be more than ``limit``."""
@@ -182,6 +183,11 @@ class SplitSpace:
         return sizes if promised_s < (1.0 - MIN_GAIN) * float(measured.max()) else None
 
     # --- inside
+
+    def _fits(self, local_batch_sizes: LocalBatchSizes) -> bool:
+        """Bounds may have moved, and another batch been decided, since what runs was put in place."""
+        sizes = np.array(local_batch_sizes)
+        return bool(sizes.sum() == self._rows and (self._lower <= sizes).all() and (sizes <= self._upper).all())
 
     def _groups(self, plan: IntArray) -> IntArray:
         """Groups over the ranks that the plan gives rows; the others stay at their bounds wherever they are counted."""
