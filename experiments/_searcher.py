@@ -41,29 +41,29 @@ class HelperSearcher:
         self.latency_steps = latency_steps
         self.num_searches = 0
         self.cpu_s = 0.0
-        self._helper = SearchHelper(HelperLimits(cpu_s=cpu_limit_s, answer_s=_LIMIT_S, pause_s=0.0))
+        self.helper = SearchHelper(HelperLimits(cpu_s=cpu_limit_s, answer_s=_LIMIT_S, pause_s=0.0))
 
     def carry_out(self, command: StartSearch | TellTrial | CancelSearch) -> Sequence[Event]:
         """Take a command; return the event that it leads to, once the helper has said it."""
         match command:
             case StartSearch(search_id=search_id, seed=seed, problem=problem):
                 self.num_searches += 1
-                self._helper.start(search_id, seed, problem)
+                self.helper.start(search_id, seed, problem)
             case TellTrial(search_id=search_id, trial=trial, objective=objective, own_s=own_s):
-                self._helper.tell(search_id, trial, objective, own_s)
-                if not self._helper.owes(search_id):
+                self.helper.tell(search_id, trial, objective, own_s)
+                if not self.helper.owes(search_id):
                     return ()
             case CancelSearch(search_id=search_id):
-                self._helper.cancel(search_id)
+                self.helper.cancel(search_id)
                 return ()
-        reply = wait_for_reply(self._helper)
+        reply = wait_for_reply(self.helper)
         if isinstance(reply, Finished):
             self.cpu_s += reply.cpu_s
         return (event_of(reply),)
 
     def close(self) -> None:
         """End the process."""
-        self._helper.close()
+        self.helper.close()
 
     def __enter__(self) -> Self:
         """Itself: ``close`` is called at the end."""
