@@ -69,11 +69,10 @@ def measure(budget: Budget) -> Result:
         tables={"measured time": rows, "on curves": on_curves, "decisions": cost.rows},
         notes=[
             f"a decision is a question and its answer, the helper warm; slowest median (goal {DECISION_GOAL_S:.0f} s)",
-            "ax_decision_cpu_s: the helper's processor time of the dearest; the helper is niced, so that on a busy "
-            + "machine a decision takes longer than that",
+            "ax_decision_cpu_s is the helper's processor time; on a busy machine a niced helper takes longer than that",
             f"the first decision of a helper, with the import of Ax, took {cost.first_s:.1f} s",
-            f"measured time: {WORKLOAD}, {ROWS_PER_WORKER} rows a worker, half T4 and half V100, noise of sd "
-            + f"{NOISE.sd:.0%} and lag-1 correlation {NOISE.rho}, {NUM_STEPS} steps, a switch takes 10, growth off",
+            f"measured time: {WORKLOAD}, {ROWS_PER_WORKER} rows a worker, half T4 and half V100, {NUM_STEPS} steps",
+            "a switch takes 10 steps there, growth is off, searches answer after 20 steps",
             "total_ratio is the whole run's time over that of the run without a search: what trials cost is in it",
             "on curves the exact split is optimal: a ratio of 1 says that the search ends with it",
         ],
