@@ -28,7 +28,7 @@ def noise_figure(noise: NoiseSeries, groups: Sequence[GroupData]) -> Figure:
     least = math.floor(math.log2(min([float(noise.batch.min()), *known.tolist()])))
     most = math.ceil(math.log2(max([2.0 * float(noise.batch.max()), *known.tolist()])))
     every = max(1, math.ceil((most - least) / _MOST_OCTAVES))
-    ticks = [(float(power), f"{2**power:,}" if power >= 0 else "") for power in range(least, most + 1, every)]
+    ticks = [(float(power), _rows(power)) for power in range(least, most + 1, every)]
     shown = noise.p_value[keep] < SHOWN_BELOW
     description = (
         f"noise scale over {noise.steps.size} windows, {int((noise.p_value < SHOWN_BELOW).sum())} of them marked"
@@ -56,6 +56,13 @@ def noise_figure(noise: NoiseSeries, groups: Sequence[GroupData]) -> Figure:
         "whatever the policy asked."
     )
     return Figure(title="Noise scale", caption=caption, wide=wide, narrow=narrow)
+
+
+def _rows(power: int) -> str:
+    """``2 ** power`` rows, in thousands (of 1,024) where it takes more than four figures; less than a row is nothing."""
+    if power < 0:
+        return ""
+    return str(2**power) if power < 13 else f"{2 ** (power - 10):,}k"
 
 
 def growth_figure(decisions: Sequence[DecisionRow], groups: Sequence[GroupData]) -> Figure | None:
