@@ -53,7 +53,7 @@ class GradientNorms:
 
     def begin(self, step: int) -> None:
         """Let go of what an earlier step left behind."""
-        self._unwatch()
+        self._let_go()
         self._pair.begin(step)
 
     def watch(self, step: StepInHand) -> None:
@@ -108,7 +108,7 @@ class GradientNorms:
         if norms.sound and step.rank == 0:
             self._measure_global(step)
         norms.buckets.clear()
-        self._unwatch()
+        self._let_go()
 
     # --- inside
 
@@ -118,7 +118,7 @@ class GradientNorms:
             return
         step.norms.opened = True
         if self.preconditioner is not None:
-            self.preconditioner.refresh()
+            self.preconditioner.begin()
         counted = tuple(self._counts(parameter) for parameter in self.parameters)
         if not any(counted):
             step.norms.sound = False
@@ -179,7 +179,9 @@ class GradientNorms:
         elif not any(gradient.is_sparse for gradient in gradients):
             self._pair.take(step, gradients, parameters)
 
-    def _unwatch(self) -> None:
+    def _let_go(self) -> None:
         for handle in self._watching:
             handle.remove()
         self._watching.clear()
+        if self.preconditioner is not None:
+            self.preconditioner.release()

@@ -38,11 +38,17 @@ class AdamPreconditioner:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._groups: Mapping[torch.Tensor, Mapping[str, Any]] = {}
+        self._scaling: dict[torch.Tensor, torch.Tensor] = {}
         self._warned = False
 
-    def refresh(self) -> None:
-        """Read the parameter groups afresh: options may be scheduled, and groups added."""
+    def begin(self) -> None:
+        """Begin with a step: options may have been scheduled, groups added, and the mean squares have moved."""
+        self.release()
         self._groups = {p: group for group in self._optimizer.param_groups for p in group["params"]}
+
+    def release(self) -> None:
+        """Let go of what was computed for the step: one copy of the parameters, in single precision or their own."""
+        self._scaling.clear()
 
     def knows(self, parameter: torch.Tensor) -> bool:
         """Whether there is a mean square of this parameter's gradient yet: not before its first step."""
@@ -62,17 +68,29 @@ class AdamPreconditioner:
     def squared_norm(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return ``|P g|^2`` as a 0-d tensor, at least in single precision.
 
-        Takes a few passes over the gradients, and memory for one copy of them.
-
         Args:
             gradients: dense, in the shapes of their parameters.
             parameters: known ones, as many.
         """
-        scaled = self._roots(parameters)
-        torch._foreach_reciprocal_(scaled)
-        torch._foreach_mul_(scaled, list(gradients))
-        total: torch.Tensor = torch.nn.utils.get_total_norm(scaled)
-        return total.square()
+        scaling = self._scaling_of(parameters)
+        if gradients[0].is_cuda:
+            total: torch.Tensor = torch.nn.utils.get_total_norm(torch._foreach_mul(scaling, list(gradients)))
+            return total.square()
+        # On a host one after the other is quicker: the product stays in its cache.
+        squares = []
+        for gradient, factor in zip(gradients, scaling, strict=True):
+            product = (gradient * factor).reshape(-1)
+            squares.append(torch.dot(product, product))
+        return torch.stack(squares).sum()
+
+    def _scaling_of(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return ``P`` per parameter, computed once a step: that is most of the cost."""
+        missing = [parameter for parameter in parameters if parameter not in self._scaling]
+        if missing:
+            roots = self._roots(missing)
+            torch._foreach_reciprocal_(roots)
+            self._scaling.update(zip(missing, roots, strict=True))
+        return [self._scaling[parameter] for parameter in parameters]
 
     def _roots(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return ``sqrt(v) + eps`` per parameter, ``v`` corrected for its beginning at zero, as new tensors."""
@@ -103,7 +121,7 @@ def _bias_correction(step: Any, beta: Any) -> float | torch.Tensor:
     """Return ``1 - beta^step``; where the count lives on the device it stays there, since reading it would wait."""
     if isinstance(step, torch.Tensor):
         if step.device.type != "cpu" or isinstance(beta, torch.Tensor):
-            correction: torch.Tensor = 1.0 - torch.pow(torch.as_tensor(beta, device=step.device), step)
+            correction: torch.Tensor = 1.0 - torch.pow(beta, step)
             return correction
         step = step.item()
     return float(1.0 - float(beta) ** float(step))

@@ -99,9 +99,9 @@ def test_records_tell_the_peak_of_allocated_memory() -> None:
     assert all(peak is not None and 1e8 < peak < 1e9 for peak in peaks)
 
 
-def train_on_one_nccl_rank(rank: int) -> tuple[float, list[StepRecord]]:
+def train_on_one_nccl_rank(rank: int) -> tuple[float, list[StepRecord], list[torch.Tensor]]:
     link, data = ScriptedLink(), Rows(60)
-    worst = 0.0
+    worst, gradients = 0.0, []
     with opened(link, norm_interval_steps=1) as session:
         model = two_layers().cuda()
         ddp, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
@@ -110,11 +110,12 @@ def train_on_one_nccl_rank(rank: int) -> tuple[float, list[StepRecord]]:
             alone = two_layers().cuda()
             F.mse_loss(alone(data.inputs[ids.cpu()].cuda()), data.targets[ids.cpu()].cuda()).backward()
             worst = max(worst, float((gradient_of(model) - gradient_of(alone)).abs().max()))
+            gradients.append(gradient_of(model).cpu())
             optimizer.step()
             optimizer.zero_grad()
             torch.cuda.synchronize()
         session.report({"accuracy": session.pool(1, 2)})
-    return worst, link.steps
+    return worst, link.steps, gradients
 
 
 @pytest.fixture
@@ -125,13 +126,83 @@ def nccl() -> Iterator[GlooGroup]:
 
 
 def test_nccl_with_one_rank_trains_and_measures(nccl: GlooGroup) -> None:
-    ((worst, records),) = nccl.run(train_on_one_nccl_rank, limit_s=100.0)
+    ((worst, records, gradients),) = nccl.run(train_on_one_nccl_rank, limit_s=100.0)
     assert worst < 1e-10
     assert len(records) >= 4
     for record in records:
         assert record.compute_s > 0
         assert record.loss is not None
-        assert record.weighted_sq_norm == pytest.approx(12 * (record.global_sq_norm or 0.0))
+    for k in range(1, len(records), 2):
+        first, second = gradients[k - 1], gradients[k]
+        squares = float(first.square().sum() + second.square().sum())
+        assert records[k].num_norm_steps == 2
+        assert records[k].weighted_sq_norm == pytest.approx(12 * squares)
+        assert records[k].global_sq_norm == pytest.approx(float((first + second).square().sum()) / 4)
+
+
+def test_the_controller_is_told_of_the_cards_memory() -> None:
+    link = ScriptedLink()
+    with opened(link) as session:
+        model = two_layers().cuda()
+        session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        session.loader(Rows(60))
+    assert link.group is not None
+    (spec,) = link.group.workers
+    assert spec.memory_bytes == torch.cuda.mem_get_info()[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}, {"foreach": False}, {"amsgrad": True}])
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_adams_norms_on_a_card_wait_for_nothing_and_are_those_computed_by_hand(
+    options: dict[str, Any], num_chunks: int
+) -> None:
+    link = ScriptedLink()
+    expected: list[tuple[float, float]] = []
+    with opened(link, norm_interval_steps=1) as session:
+        model = two_layers().cuda()
+        net, optimizer = session.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01, **options))
+        loader = iter(session.loader(Rows(48)))
+        scaling, held = torch.zeros(()), None
+        for k, batch in enumerate(loader):
+            if optimizer.state:
+                scaling = _scaling_by_hand(optimizer)
+            weighted = 0.0
+            for _, inputs, targets in session.micro_batches(batch, num_chunks):
+                before = gradient_of(model) if any(p.grad is not None for p in model.parameters()) else 0.0
+                torch.cuda.set_sync_debug_mode("error" if k else "default")
+                session.backward(F.mse_loss(net(inputs), targets))
+                torch.cuda.set_sync_debug_mode("default")
+                if k:
+                    own = (gradient_of(model) - before) * 12 / len(inputs)
+                    weighted += len(inputs) * float((own * scaling).square().sum())
+            whole = gradient_of(model)
+            if num_chunks > 1:
+                expected.append((weighted, float((whole * scaling).square().sum())))
+            elif k == 2:
+                assert held is not None
+                squares = float((held * scaling).square().sum() + (whole * scaling).square().sum())
+                expected.append((12 * squares, float(((held + whole) * scaling).square().sum()) / 4))
+            held = whole
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+    measured = [(r.weighted_sq_norm, r.global_sq_norm) for r in link.steps if r.weighted_sq_norm is not None]
+    expected = expected[1:] if num_chunks > 1 else expected
+    assert len(measured) == len(expected) > 0
+    for found, by_hand in zip(measured, expected, strict=True):
+        assert found == pytest.approx(by_hand, rel=1e-9)
+
+
+def _scaling_by_hand(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Return ``1 / (sqrt(v_hat) + eps)`` of all parameters as one vector."""
+    parts = []
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = optimizer.state[p]
+            square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+            v_hat = square / (1 - group["betas"][1] ** float(state["step"]))
+            parts.append((1.0 / (v_hat.sqrt() + group["eps"])).reshape(-1))
+    return torch.cat(parts)
 
 
 class SpinInBackward(torch.autograd.Function):

@@ -77,6 +77,9 @@ def norms_under_adam(rank: int, name: str, num_chunks: int) -> list[tuple[StepRe
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)  # norms are of the gradient before
             optimizer.step()
             optimizer.zero_grad()
+            preconditioner = session._tracker.norms.preconditioner
+            assert preconditioner is not None
+            assert not preconditioner._scaling, "a copy of the parameters is held within measured steps only"
     assert link.group is None or link.group.optimizer == "adam"
     return [(record, *by_hand) for record, by_hand in zip(link.steps, expected, strict=True)]
 
@@ -108,7 +111,7 @@ def test_an_adam_without_mean_squares_is_warned_of_and_not_measured() -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.Adamax([parameter])
     preconditioner = AdamPreconditioner(optimizer)
-    preconditioner.refresh()
+    preconditioner.begin()
     assert not preconditioner.knows(parameter)
     parameter.grad = torch.ones(2)
     optimizer.step()
@@ -122,7 +125,7 @@ def test_half_precision_moments_are_not_squared_in_half_precision() -> None:
     parameter.grad = torch.full((4,), 3.0, dtype=torch.bfloat16)
     optimizer.step()
     preconditioner = AdamPreconditioner(optimizer)
-    preconditioner.refresh()
+    preconditioner.begin()
     norm = preconditioner.squared_norm([parameter.grad], [parameter])
     assert norm.dtype == torch.float32
     v_hat = float(optimizer.state[parameter]["exp_avg_sq"][0]) / (1 - 0.999)
