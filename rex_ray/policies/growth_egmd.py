@@ -77,7 +77,7 @@ class Egmd:
         blocks = view.blocks
         if blocks.num_blocks == 0:
             return Hold(verdict="settling", reason="the first block of steps after a change is left out")
-        if blocks.noise.size < self.window or blocks.noise_scale is None:
+        if blocks.noise.size < self.window:
             missing = f"{blocks.noise.size} of {self.window} blocks of measured steps"
             return Hold(verdict=UNKNOWN, reason=missing)
         if view.num_rows > view.smallest and (target := self._shrunk(view)) is not None:
@@ -137,7 +137,8 @@ class Egmd:
         evidence = {**_figures(found), "p_value": p_value, "tested_noise_scale": bound}
         if not p_value < self.alpha:
             reason = f"it is not shown that the noise scale is above {bound:.4g} rows: {self._named(p_value, found)}"
-            return Hold(verdict="keep: noise scale too small", reason=reason, evidence=evidence)
+            verdict = UNKNOWN if noise_scale is None else "keep: noise scale too small"
+            return Hold(verdict=verdict, reason=reason, evidence=evidence)
         usable = _usable(noise_scale, bound)
         gain = _gain(view, num_rows, usable)
         if gain is None:

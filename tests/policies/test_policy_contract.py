@@ -31,6 +31,7 @@ from rex_ray.policies.registry import make_policy, policy_names
 from rex_ray.policies.search import AxSearch
 from rex_ray.policies.search_trials import SearchRules
 from rex_ray.policies.spline_split import SplineSplit
+from rex_ray.sim.gradients import NoisyGradients
 
 POLICIES = [
     (name, options)
@@ -43,6 +44,17 @@ POLICIES = [
     )
 ]
 POLICIES.append(("searching", {}))
+HASTY = {"growth_window": 5, "growth_min_gain": 0.0}
+GROWING = [
+    HASTY,
+    HASTY | {"growth_jump": False, "cooldown_steps": 5, "lr_rule": "linear"},
+    HASTY | {"growth_test": "eprocess"},
+    HASTY | {"growth_statistic": "log", "growth": "advise"},
+    HASTY | {"growth_rule": "growth10"},
+    HASTY | {"growth_rule": "goodput"},
+]
+POLICIES.extend(("rex", options) for options in GROWING)
+NOISE = NoisyGradients(seed=0, num_dims=256)
 every_policy = pytest.mark.parametrize(("name", "options"), POLICIES, ids=[f"{n}-{o}" for n, o in POLICIES])
 
 
@@ -116,7 +128,7 @@ def stream(policy: Policy[Any], problem: Problem, specs: list[Any]) -> Iterator[
         partial = kind == "partial"
         rows = rows_per_rank(max(1, sum(sizes) // 3), sizes) if partial else sizes
         flags = {"warm": StepFlag.WARM_UP, "partial": StepFlag.PARTIAL}.get(kind, StepFlag.NONE)
-        shown = show(observed(step, rows, times[: len(sizes)], version=version, epoch=epoch, flags=flags))
+        shown = show(measured(observed(step, rows, times[: len(sizes)], version=version, epoch=epoch, flags=flags)))
         yield shown
         epoch += partial
         if apply and isinstance(shown[2], Reallocate | ChangeGlobalBatch):
@@ -124,6 +136,13 @@ def stream(policy: Policy[Any], problem: Problem, specs: list[Any]) -> Iterator[
             yield show(
                 AllocationApplied(allocation=Allocation(version=version, local_batch_sizes=sizes), step=step + 1)
             )
+
+
+def measured(step: StepObserved) -> StepObserved:
+    """The step with the gradient norms of a noise scale far above its batch, and with a loss."""
+    weighted, reduced = NOISE.draw(step.step, 20.0 * step.num_rows.sum(), step.num_rows.tolist())
+    groups = (step.num_rows > 0).astype(np.int64)
+    return replace(step, weighted_sq_norm=weighted, num_groups=groups, global_sq_norm=reduced, loss=2.0)
 
 
 def frozen(state: Any) -> str:
@@ -146,11 +165,30 @@ def assert_fits(proposal: Proposal, problem: Problem, rows: int) -> None:
 def test_proposals_sum_exactly_keep_the_bounds_and_have_a_reason(name, options, problem, specs):
     policy = build(name, options)
     assert_fits(policy.init(problem)[0], problem, problem.global_batch_size)
-    for _, _, decision, _ in stream(policy, problem, specs):
+    rows = problem.global_batch_size
+    for _, observation, decision, _ in stream(policy, problem, specs):
         assert decision.reason
+        if isinstance(observation, AllocationApplied):
+            rows = observation.allocation.global_batch_size
+        if isinstance(decision, ChangeGlobalBatch):
+            assert 0 < decision.proposal.global_batch_size <= problem.max_global_batch_size
+            assert decision.proposal.lr_factor > 0
+            assert_fits(decision.proposal, problem, decision.proposal.global_batch_size)
         if isinstance(decision, Reallocate):
-            assert_fits(decision.proposal, problem, problem.global_batch_size)
+            assert_fits(decision.proposal, problem, rows)
             assert decision.predicted_gain is None or np.isfinite(decision.predicted_gain)
+
+
+@pytest.mark.parametrize("options", GROWING, ids=str)
+def test_the_streams_of_this_suite_lead_to_growth(options):
+    """What is drawn here would else say nothing of growth."""
+    policy, problem = build("rex", options), group(["T4"] * 4, 128, steps_per_epoch=200)
+    specs = [("partial" if step == 36 else "clean", [50_000.0] * 5, True) for step in range(45)]
+    shown = list(stream(policy, problem, specs))
+    changes = [decision for _, _, decision, _ in shown if isinstance(decision, ChangeGlobalBatch)]
+    advice = [f for _, _, decision, _ in shown for f in getattr(decision, "findings", ()) if f.verdict == "advises"]
+    assert bool(advice) == (options.get("growth") == "advise")
+    assert changes or advice
 
 
 @every_policy
