@@ -22,7 +22,16 @@ from rex_ray.policies.growth_egmd import BET, Egmd, Statistic, Test
 from rex_ray.policies.growth_limits import largest_batch, smallest_batch
 from rex_ray.policies.growth_pace import BatchTimes, Pace
 from rex_ray.policies.growth_rules import UNKNOWN, GoodputOptimal, GrowTenPercent, GrowthRule, GrowthView, Hold, Target
-from rex_ray.policies.growth_state import GrowthState, at_another_batch, figures, is_banned, known, left, tried
+from rex_ray.policies.growth_state import (
+    GrowthState,
+    at_another_batch,
+    figures,
+    is_banned,
+    known,
+    left,
+    tried,
+    with_fresh_forecast,
+)
 from rex_ray.policies.seams import BatchPlan, Model
 
 __all__ = ["LRChoice", "NoiseScaleGrowth", "RuleName", "make_growth"]
@@ -102,7 +111,7 @@ class NoiseScaleGrowth:
             state = changed(state, lr_factor=allocation.lr_factor, lr_look=state.num_looks, plan=None)
         if num_rows != state.num_rows:
             return at_another_batch(state, num_rows, shares)
-        return state if shares == state.shares else changed(state, shares=shares, pace=Pace())
+        return state if shares == state.shares else changed(state, shares=shares, pace=Pace(), forecast={})
 
     def _wagered(self, state: GrowthState, before: NoiseBlocks) -> GrowthState:
         """Bet on the sign of the block that has just ended, unless it is one to skip."""
@@ -116,13 +125,16 @@ class NoiseScaleGrowth:
     def _look(
         self, state: GrowthState, step: StepObserved, model: Model | None
     ) -> tuple[BatchPlan | Finding, GrowthState]:
+        state = with_fresh_forecast(state)
         view = GrowthView(
             problem=state.problem,
             num_rows=state.num_rows,
             smallest=min(smallest_batch(state.problem), state.num_rows),
             largest=largest_batch(state.problem),
             blocks=state.blocks,
-            times=BatchTimes(model=model, pace=state.pace, global_batch_size=state.num_rows),
+            times=BatchTimes(
+                model=model, pace=state.pace, global_batch_size=state.num_rows, forecast=dict(state.forecast)
+            ),
             wealth=state.wealth,
             num_bets=state.num_bets,
             is_new_epoch=step.epoch != state.epoch,
@@ -132,6 +144,7 @@ class NoiseScaleGrowth:
         if state.retreat_rows or state.health.complaint:
             return self._nursed(state)
         answer = self.rule.decide(view)
+        state = changed(state, forecast=view.times.forecast)
         if isinstance(answer, Target):
             answer = _held(state, answer)
         if isinstance(answer, Target):

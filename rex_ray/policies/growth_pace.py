@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rex_ray.core.changed import changed
 from rex_ray.core.goodput import break_even_noise_scale, goodput
@@ -68,16 +68,21 @@ class BatchTimes:
         model: curves of the split; None where none are kept.
         pace: measured times of the present batch.
         global_batch_size: the present batch.
+        forecast: own times of batches that were asked for, by their rows; filled as they are. Exact splits are dear,
+            and hardly differ from one look to the next.
     """
 
     model: Model | None
     pace: Pace
     global_batch_size: int
+    forecast: dict[int, float | None] = field(default_factory=dict)
 
     def step_s(self, num_rows: int) -> float | None:
         """Return the step time of the best known split of ``num_rows``, with the reduction; None while unknown."""
         if self.model is not None:
-            own_s = self.model.step_time_s(num_rows)
+            if num_rows not in self.forecast:
+                self.forecast[num_rows] = self.model.step_time_s(num_rows)
+            own_s = self.forecast[num_rows]
             return None if own_s is None or own_s <= 0 else own_s + self.pace.sync_s
         if not self.pace.is_known:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rex_ray.core.changed import changed
@@ -13,13 +14,17 @@ from rex_ray.policies.growth_health import Health
 from rex_ray.policies.growth_pace import BatchTrial, Pace
 from rex_ray.policies.seams import BatchPlan
 
-__all__ = ["GrowthState", "at_another_batch", "figures", "is_banned", "known", "left", "tried"]
+__all__ = ["GrowthState", "at_another_batch", "figures", "is_banned", "known", "left", "tried", "with_fresh_forecast"]
 
 WORSE = 0.02
 """A new batch is worse when it loses this fraction of measured goodput in two windows of steps: noise hardly does."""
 
 BAN_LOOKS, LONGEST_BAN_LOOKS = 16, 256
 """Looks for which a batch that was left is not tried again; doubled every time."""
+
+
+FORECAST_LOOKS = 6
+"""Looks for which forecast times stand: 96 steps with norms at each, as long as a split waits between two reviews."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,6 +51,8 @@ class GrowthState:
         retreat_rows: batch to go back to, until it is applied; 0: none.
         retreat_reason: why.
         epoch: epoch of the last look.
+        forecast: own times of batches as the curves had them at look ``forecast_look``, by their rows; None: beyond.
+        forecast_look: see there.
     """
 
     problem: Problem
@@ -67,6 +74,8 @@ class GrowthState:
     retreat_rows: int = 0
     retreat_reason: str = ""
     epoch: int = -1
+    forecast: Mapping[int, float | None] = field(default_factory=dict)
+    forecast_look: int = 0
 
 
 def at_another_batch(state: GrowthState, num_rows: int, shares: tuple[int, ...]) -> GrowthState:
@@ -88,9 +97,18 @@ def at_another_batch(state: GrowthState, num_rows: int, shares: tuple[int, ...])
         num_bets=0,
         trial=trial,
         plan=None,
+        forecast={},
         retreat_rows=0,
         retreat_reason="",
     )
+
+
+def with_fresh_forecast(state: GrowthState) -> GrowthState:
+    """Drop forecast times that are too old, or that were made before any curve was known."""
+    is_old = state.num_looks - state.forecast_look >= FORECAST_LOOKS
+    if is_old or all(own_s is None for own_s in state.forecast.values()):
+        return changed(state, forecast={}, forecast_look=state.num_looks)
+    return state
 
 
 def tried(state: GrowthState) -> tuple[GrowthState, dict[str, float]]:
