@@ -59,7 +59,7 @@ def noise_figure(noise: NoiseSeries, groups: Sequence[GroupData]) -> Figure:
 
 
 def _rows(power: int) -> str:
-    """``2 ** power`` rows, in thousands (of 1,024) where it takes more than four figures; less than a row is nothing."""
+    """``2 ** power`` rows, in units of 1,024 where that is more than four figures; less than a row has no name."""
     if power < 0:
         return ""
     return str(2**power) if power < 13 else f"{2 ** (power - 10):,}k"
