@@ -91,10 +91,10 @@ class _Inverse:
 
 
 def exact_split(
-    curves: Sequence[StepTimeCurve],
+    curves: Sequence[StepTimeCurve] | CurveSet,
     global_batch_size: int,
-    lower: Sequence[int] | None = None,
-    upper: Sequence[int | None] | None = None,
+    lower: Sequence[int] | IntArray | None = None,
+    upper: Sequence[int | None] | IntArray | None = None,
 ) -> SplitPlan:
     """Minimise the slowest rank's own time over all integer splits of ``global_batch_size``.
 
@@ -102,7 +102,7 @@ def exact_split(
     that several ranks could take at the same time are shared out evenly, lower ranks first.
 
     Args:
-        curves: own time per rank.
+        curves: own time per rank; as a set where the same curves are asked about again.
         global_batch_size: rows to split.
         lower: fewest rows per rank, default 1.
         upper: most rows per rank, None where unknown, default none. A curve's ``max_trusted_rows`` is not
@@ -111,13 +111,15 @@ def exact_split(
     Raises:
         InfeasibleError: the bounds leave no room for ``global_batch_size``.
     """
-    n = len(curves)
+    workers = curves if isinstance(curves, CurveSet) else CurveSet(curves)
+    n = workers.num_workers
     lo = np.ones(n, dtype=np.int64) if lower is None else np.array(lower, dtype=np.int64)
     hi = np.full(n, global_batch_size)
-    if upper is not None:
+    if isinstance(upper, np.ndarray):
+        hi = np.minimum(upper, global_batch_size)
+    elif upper is not None:
         hi = np.array([global_batch_size if most is None else min(most, global_batch_size) for most in upper])
     _check_bounds(global_batch_size, lo, hi, upper)
-    workers = CurveSet(curves)
     below, within = _bracket(workers, global_batch_size, lo, hi)
     sizes = below + _admit(workers.own_s(within), within - below, global_batch_size - int(below.sum()))
     own_s = workers.own_s(sizes)
@@ -160,10 +162,13 @@ def _admit(finish_s: FloatArray, room: IntArray, rows: int) -> IntArray:
     deadline_s = finish_s[order[min(last, room.size - 1)]]
     extra = np.where(finish_s < deadline_s * (1 - _SAME_TIME), room, 0)
     tied = np.where(finish_s <= deadline_s * (1 + _SAME_TIME), room - extra, 0)
-    return extra + apportion(rows - int(extra.sum()), tied, upper=tied)
+    left = rows - int(extra.sum())
+    if np.count_nonzero(tied) == 1:
+        return extra + np.where(tied > 0, left, 0)
+    return extra + apportion(left, tied, upper=tied)
 
 
-def _check_bounds(total: int, lo: IntArray, hi: IntArray, upper: Sequence[int | None] | None) -> None:
+def _check_bounds(total: int, lo: IntArray, hi: IntArray, upper: Sequence[int | None] | IntArray | None) -> None:
     if lo.size == 0 or lo.size != hi.size:
         raise InfeasibleError(f"cannot split {total} rows over {lo.size} workers with {hi.size} upper bounds")
     if int(lo.sum()) > total:

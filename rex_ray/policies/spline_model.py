@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from rex_ray.core.memory import MemoryBook
 from rex_ray.core.search_problem import SearchKind, SearchProblem
 from rex_ray.core.split import CurveSet, SplitPlan, exact_split
 from rex_ray.core.step_time import StepTimeBook
-from rex_ray.core.types import FloatArray, IntArray, Problem
+from rex_ray.core.types import FloatArray, IntArray, Problem, read_only
 from rex_ray.policies.limits import share_bounds
 
 __all__ = ["SplineModel"]
@@ -28,9 +29,8 @@ class SplineModel:
 
     def own_s(self, num_rows: npt.ArrayLike) -> FloatArray | None:
         """Return every rank's expected own time, or None while some rank's curve is unknown."""
-        if not self.book.is_complete:
-            return None
-        return CurveSet(self.book.curves()).own_s(np.asarray(num_rows, dtype=np.int64))
+        known = _known(self.book.settled)
+        return None if known is None else known.curves.own_s(np.asarray(num_rows, dtype=np.int64))
 
     def step_time_s(self, global_batch_size: int) -> float | None:
         """Return the step time of the exact split, or None while it is unknown or impossible."""
@@ -43,11 +43,12 @@ class SplineModel:
 
     def exact_plan(self, global_batch_size: int) -> SplitPlan | None:
         """Return the exact split within the ranks' limits and the curves' reach, or None where there is none."""
-        if not self.book.is_complete:
+        known = _known(self.book.settled)
+        if known is None:
             return None
-        lower, upper = self._bounds(global_batch_size)
+        lower, upper = self._bounds(global_batch_size, known.reach)
         try:
-            return exact_split(self.book.curves(), global_batch_size, lower.tolist(), upper.tolist())
+            return exact_split(known.curves, global_batch_size, lower, upper)
         except InfeasibleError:
             return None
 
@@ -56,7 +57,9 @@ class SplineModel:
         plan = self.exact_plan(sum(incumbent))
         if plan is None:
             return None
-        lower, upper = self._bounds(sum(incumbent))
+        known = _known(self.book.settled)
+        assert known is not None
+        lower, upper = self._bounds(sum(incumbent), known.reach)
         shapes, shape_of, scales = SearchProblem.condense(self.book.curves())
         return SearchProblem(
             kind=kind,
@@ -70,12 +73,29 @@ class SplineModel:
             max_trials=max_trials,
         )
 
-    def _bounds(self, global_batch_size: int) -> tuple[IntArray, IntArray]:
+    def _bounds(self, global_batch_size: int, reach: IntArray) -> tuple[IntArray, IntArray]:
         """Return the ranks' limits, the upper ones within the curves' reach and what memory is known to hold."""
         lower, upper = share_bounds(self.problem, global_batch_size)
-        reach = np.array([curve.max_trusted_rows for curve in self.book.curves()], dtype=np.int64)
         upper = np.minimum(upper, reach)
         fits = self.max_rows()
         if fits is not None:
             upper = np.minimum(upper, fits)
         return lower, np.maximum(upper, lower)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Known:
+    """Every rank's curve, ready to be asked, and how far each reaches in rows, shape ``[n]``."""
+
+    curves: CurveSet
+    reach: IntArray
+
+
+@lru_cache(maxsize=4)
+def _known(book: StepTimeBook) -> _Known | None:
+    """Return the curves of a book, made once for all that is asked of it; None while some rank's is unknown."""
+    if not book.is_complete:
+        return None
+    curves = book.curves()
+    reach = read_only([curve.max_trusted_rows for curve in curves], np.int64)
+    return _Known(curves=CurveSet(curves), reach=reach)
