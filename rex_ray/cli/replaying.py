@@ -17,6 +17,7 @@ from rex_ray.report.tables import DECISION_COLUMNS, decision_rows
 __all__ = ["replay_run"]
 
 _MOST_DIFFERENCES = 10
+_LEFT_OUT = frozenset({"test"})  # a terminal is narrow, and the reason names the test as well
 
 
 def replay_run(run: Path, console: Console) -> bool:
@@ -26,9 +27,12 @@ def replay_run(run: Path, console: Console) -> bool:
     name = run_name(find_journal(run))
     data = build_run(name, journal.header.policy, {}, journal.entries)
     if data.decisions:
-        table = Table(*DECISION_COLUMNS, title=f"{name}: {data.policy}, {data.outcome}", title_justify="left", box=None)
+        table = Table(title=f"{name}: {data.policy}, {data.outcome}", title_justify="left", box=None)
+        shown = [index for index, column in enumerate(DECISION_COLUMNS) if column not in _LEFT_OUT]
+        for index in shown:
+            table.add_column(DECISION_COLUMNS[index], overflow="fold")
         for row in decision_rows(data.decisions):
-            table.add_row(*(escape(cell.replace("\u00a0", "")) for cell in row))
+            table.add_row(*(escape(row[index].replace("\u00a0", "")) for index in shown))
         console.print(table)
     else:
         console.print(f"{escape(name)}: {data.policy}, {escape(data.outcome)}; no decisions")

@@ -99,7 +99,7 @@ def _consider(rules: Rules, state: ControllerState, decision: Reallocate | Chang
     search_id = decision.search_id if isinstance(decision, Reallocate) else None
     decided = Decided(
         step=state.last_step,
-        kind=_kind_of(decision, search_id in state.searches),
+        kind=_kind_of(decision),
         reason=decision.reason,
         version=state.next_version if rules.mode == "auto" else None,
         proposal=proposal,
@@ -114,10 +114,11 @@ def _consider(rules: Rules, state: ControllerState, decision: Reallocate | Chang
     return replace(published, commands=(*stale, *published.commands), notes=(decided,))
 
 
-def _kind_of(decision: Reallocate | ChangeGlobalBatch, is_trial: bool) -> str:
+def _kind_of(decision: Reallocate | ChangeGlobalBatch) -> str:
+    """A search's shares are a trial while they are run to be timed, and a change once they promise something."""
     if isinstance(decision, ChangeGlobalBatch):
         return "change_global_batch"
-    return "trial" if is_trial else "reallocate"
+    return "trial" if decision.search_id is not None and decision.predicted_gain is None else "reallocate"
 
 
 def _say_once(state: ControllerState, proposal: Proposal, note: Decided | Deferred | Refused) -> Outcome:

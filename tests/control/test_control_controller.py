@@ -354,6 +354,15 @@ def test_a_trial_is_the_policys_to_run_and_any_other_switch_ends_the_search():
     assert type(apply).__name__ == "ApplyAllocation", "a search's own switch does not end it"
 
 
+@pytest.mark.parametrize(
+    ("search_id", "gain", "kind"), [("s", None, "trial"), ("s", 0.2, "reallocate"), (None, None, "reallocate")]
+)
+def test_shares_that_a_search_runs_to_time_them_are_a_trial_whether_it_is_over_or_not(search_id, gain, kind):
+    controller = running(Scripted(replace(move(24, 8), search_id=search_id, predicted_gain=gain)))
+    controller.handle(step_of(0, 1))
+    assert [note.kind for note in controller.take_notes() if isinstance(note, Decided)][-1] == kind
+
+
 def test_findings_are_noted_when_their_verdict_changes_and_then_ever_more_rarely():
     def keep(verdict):
         return Keep(reason="-", findings=(Finding(part="growth", verdict=verdict, reason="because"),))
