@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from rex_ray.core.curves import FIXED_SHARE, StepTimeCurve, fit_curve
+from rex_ray.core.median import median
 from rex_ray.core.types import FloatArray, IntArray, read_only
 
 __all__ = ["KindFit", "LearntShape", "SizeMedians", "distinct_sizes", "fit_kind"]
@@ -79,7 +80,7 @@ class SizeMedians:
         medians = (ordered[entry, (filled - 1) // 2] + ordered[entry, filled // 2]) / 2
         deviations = np.abs(ordered - medians[:, None])[filled > 2]
         deviations = deviations[~np.isnan(deviations)]
-        spread = 1.4826 * float(np.median(deviations)) if deviations.size else 0.0
+        spread = 1.4826 * float(median(deviations)) if deviations.size else 0.0
         variance = (_NOISE_PRIOR_COUNT * _SAMPLE_SD**2 + deviations.size * spread**2) / (
             _NOISE_PRIOR_COUNT + deviations.size
         )

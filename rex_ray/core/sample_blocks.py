@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from rex_ray.core.median import median
 from rex_ray.core.types import FloatArray, IntArray
 
 __all__ = ["BLOCK", "WINDOW", "compare_blocks", "slot_for", "whole_blocks"]
@@ -35,10 +36,10 @@ def compare_blocks(samples: FloatArray, level_s: FloatArray, num_blocks: IntArra
         show: 1 but where a change is beyond doubt. A block that a change falls into is too spread to say anything.
     """
     log_s = np.log(samples)
-    median = np.median(log_s, axis=1)
-    known = np.where(level_s > 0, np.log(np.where(level_s > 0, level_s, 1.0)), median)
-    change = median - known
-    spread = 1.4826 * np.median(np.abs(log_s - median[:, None]), axis=1)
+    middle = median(log_s, axis=1)
+    known = np.where(level_s > 0, np.log(np.where(level_s > 0, level_s, 1.0)), middle)
+    change = middle - known
+    spread = 1.4826 * median(np.abs(log_s - middle[:, None]), axis=1)
     is_small = np.abs(change) <= math.log(MIN_CHANGE)
     is_sure = ~is_small & (np.abs(change) > NUM_SDS * spread)
     level: FloatArray = np.exp(known + np.where(is_small, change / num_blocks, 0.0))

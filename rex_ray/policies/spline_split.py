@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.core.median import median
 from rex_ray.core.memory import MemoryBook
 from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.split import CurveSet
@@ -209,8 +210,8 @@ class SplineSplit:
         count = len(state.recent_log_s)
         if count < 2:
             return _MIN_SPREAD
-        deviations = np.abs(state.recent_log_s - np.median(state.recent_log_s, axis=0))
-        spread = max(1.4826 * float(np.median(deviations, axis=0).max()), _MIN_SPREAD)
+        deviations = np.abs(state.recent_log_s - median(state.recent_log_s))
+        spread = max(1.4826 * float(median(deviations).max()), _MIN_SPREAD)
         effective = count * (1 - self.autocorrelation) / (1 + self.autocorrelation)
         return 1.25 * spread / math.sqrt(effective)
 
