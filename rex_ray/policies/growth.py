@@ -40,9 +40,6 @@ LRChoice: TypeAlias = Literal["auto", "adascale", "linear", "sqrt", "adam", "non
 
 RuleName: TypeAlias = Literal["egmd", "growth10", "goodput"]
 
-LR_TOLERANCE = 0.1
-"""A learning-rate factor that the noise scale has moved by more than this is set afresh, the batch unchanged."""
-
 _OFF_STEPS = 64
 
 
@@ -53,10 +50,13 @@ class NoiseScaleGrowth:
     Attributes:
         rule: names the batch.
         lr_rule: how the learning rate follows; ``"auto"``: AdaScale for SGD, its root for the Adam family.
+        lr_tolerance: a factor that the noise scale has since moved by more than this fraction is set afresh, the batch
+            unchanged. Never doing so costs several per cent of a run, see ``docs/methods.md``.
     """
 
     rule: GrowthRule = field(default_factory=Egmd)
     lr_rule: LRChoice = "auto"
+    lr_tolerance: float = 0.1
 
     def __post_init__(self) -> None:
         if self.lr_rule not in get_args(LRChoice):
@@ -189,7 +189,7 @@ class NoiseScaleGrowth:
         if state.num_looks - state.lr_look < window or state.blocks.num_blocks < window:
             return None
         rule, factor = self._factor(state, state.num_rows, phi)
-        if rule not in ("adascale", "adam") or abs(factor / state.lr_factor - 1) <= LR_TOLERANCE:
+        if rule not in ("adascale", "adam") or abs(factor / state.lr_factor - 1) <= self.lr_tolerance:
             return None
         return BatchPlan(
             global_batch_size=state.num_rows,

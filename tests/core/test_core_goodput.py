@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rex_ray.core.goodput import goodput, statistical_efficiency
+from rex_ray.core.goodput import break_even_noise_scale, goodput, statistical_efficiency
 from rex_ray.core.lr_scaling import adascale_gain, lr_factor, slewed
 
 phis = st.one_of(st.none(), st.just(math.inf), st.floats(0, 1e9))
@@ -72,3 +72,26 @@ def test_a_slew_reaches_its_target_in_small_steps():
 def test_goodput_refuses_a_step_time_that_cannot_be(step_time_s):
     with pytest.raises(ValueError, match="positive, finite"):
         goodput(256, step_time_s, 256, 100.0)
+
+
+@given(
+    times=st.tuples(st.floats(0.01, 1.0), st.floats(0.01, 2.0)),
+    batches=st.tuples(st.integers(1, 500), st.integers(1, 2000)),
+    gain=st.floats(0.0, 0.3),
+    reference=st.integers(1, 500),
+)
+def test_a_larger_batch_pays_from_its_break_even_noise_scale_on(times, batches, gain, reference):
+    rows, larger = batches[0], batches[0] + batches[1]
+    bound = break_even_noise_scale(rows, times[0], larger, times[1], gain)
+
+    def pays(phi):
+        return goodput(larger, times[1], reference, phi) / goodput(rows, times[0], reference, phi) - 1 - gain
+
+    assert bound >= 0
+    if math.isinf(bound):
+        assert pays(math.inf) <= 1e-9
+    else:
+        assert pays(bound * 1.001 + 1e-6) > -1e-9
+        if bound > 0:
+            assert pays(bound) == pytest.approx(0.0, abs=1e-6)
+            assert pays(bound * 0.999) < 1e-9

@@ -104,6 +104,24 @@ def test_a_noise_that_hides_the_gradient_is_used_as_the_bound_that_was_shown():
     pytest.fail("the noise never hid the gradient")
 
 
+class Skewed(World):
+    """Three workers in the proportion 1:1:6."""
+
+    def shares(self, rows):
+        eighth = rows // 8
+        return (eighth, eighth, rows - 2 * eighth)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_c1_skewed_shares_do_not_feign_a_larger_noise_scale(seed):
+    """The formula for equal shares reads 1.9 to 2.4 times as much, which would be above twice the batch."""
+    problem = group(["T4"] * 3, 64, steps_per_epoch=400)
+    world = Skewed(DOUBLING, constant(80.0), problem=problem, seed=seed).run(200)
+    assert world.sizes == [64]
+    assert world.state.blocks.noise_scale == pytest.approx(80.0, rel=0.1)
+    assert Skewed(DOUBLING, constant(240.0), problem=problem, seed=seed).run(60).sizes[-1] > 64
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_c4_a_noise_scale_wobbling_round_the_batch_changes_nothing(seed):
     wobble = lambda step, rows: 128 * (1 + 0.05 * math.sin(step / 3))  # noqa: E731
