@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -63,6 +64,8 @@ def signed_rank(differences: npt.ArrayLike, alternative: Alternative = "greater"
         alternative: ``"greater"`` looks for positive differences, ``"less"`` for negative ones.
     """
     given = np.asarray(differences, dtype=np.float64)
+    if given.ndim == 1 and given.size <= MAX_EXACT:
+        return _test_one(given.tolist(), alternative)
     rows = given.reshape(math.prod(given.shape[:-1]), given.shape[-1])
     finite = np.isfinite(rows)
     size = np.abs(np.where(finite, rows, 0.0))
@@ -89,6 +92,32 @@ def signed_rank(differences: npt.ArrayLike, alternative: Alternative = "greater"
         num_used=num_used.reshape(shape),
         num_zeros=(finite & ~used).sum(axis=-1).reshape(shape),
         num_dropped=(~finite).sum(axis=-1).reshape(shape),
+    )
+
+
+def _test_one(values: list[float], alternative: Alternative) -> SignedRank:
+    """Test one short row: what a controller asks for block by block, at a tenth of the price of many rows at once."""
+    finite = [value for value in values if math.isfinite(value)]
+    largest = max(map(abs, finite), default=0.0) or 1.0
+    sized = [(round(abs(value) / largest / RELATIVE_TOLERANCE), value > 0) for value in finite]
+    used = sorted(pair for pair in sized if pair[0] > 0)
+    ranks: list[int] = []
+    for _, group in groupby(used, key=lambda pair: pair[0]):
+        count = len(list(group))
+        ranks.extend([2 * len(ranks) + count + 1] * count)
+    total = len(used) * (len(used) + 1)
+    positive = sum(rank for rank, (_, is_positive) in zip(ranks, used, strict=True) if is_positive)
+    towards = {"greater": positive, "less": total - positive}.get(alternative, max(positive, total - positive))
+    if len(set(ranks)) == len(ranks):
+        p_value = float(_tail_table()[len(used), towards // 2])
+    else:
+        p_value = float(_count_out(np.array(ranks))[towards])
+    return SignedRank(
+        p_value=np.asarray(min(1.0, 2.0 * p_value) if alternative == "two-sided" else p_value),
+        effect=np.asarray((2 * positive - total) / max(total, 1)),
+        num_used=np.asarray(len(used)),
+        num_zeros=np.asarray(len(finite) - len(used)),
+        num_dropped=np.asarray(len(values) - len(finite)),
     )
 
 

@@ -108,3 +108,13 @@ def test_the_level_is_kept_on_symmetric_noise():
     rng = np.random.default_rng(0)
     fired = signed_rank(rng.standard_t(3, (20_000, 8))).p_value < 0.05
     assert 0.03 < fired.mean() < 0.05
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, -2.0, 1e-12, 3.5]) | st.floats(allow_subnormal=False), max_size=25),
+    st.sampled_from(["greater", "less", "two-sided"]),
+)
+def test_one_row_alone_is_what_it_is_among_others(values, alternative):
+    alone, among = signed_rank(values, alternative), signed_rank([values, values], alternative)
+    for name in ("p_value", "effect", "num_used", "num_zeros", "num_dropped"):
+        assert getattr(alone, name) == getattr(among, name)[1], name
