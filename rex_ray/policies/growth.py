@@ -116,7 +116,7 @@ class NoiseScaleGrowth:
     def _wagered(self, state: GrowthState, before: NoiseBlocks) -> GrowthState:
         """Bet on the sign of the block that has just ended, unless it is one to skip."""
         blocks = state.blocks
-        if blocks.num_blocks == before.num_blocks:
+        if blocks.num_blocks == before.num_blocks or not self.rule.is_betting:
             return state
         above = block_statistic(blocks.noise[-1], blocks.signal[-1], 2 * state.num_rows, "linear")
         wealth = read_only(BET.bet(state.wealth, state.num_bets, above), float)

@@ -63,6 +63,11 @@ class Egmd:
             raise ConfigError(f"growth_min_gain must be a fraction of at least 0, got {self.min_gain}")
 
     @property
+    def is_betting(self) -> bool:
+        """The anytime-valid test is a bet."""
+        return self.test == "eprocess"
+
+    @property
     def is_tried(self) -> bool:
         """Measured losers are left again."""
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,7 +60,7 @@ class Health:
         if StepFlag.SKIPPED in step.flags:
             return changed(self, num_skipped=self.num_skipped + 1)
         health = changed(self, num_skipped=0) if self.num_skipped else self
-        if step.loss is None or not np.isfinite(step.loss) or StepFlag.PARTIAL in step.flags:
+        if step.loss is None or not math.isfinite(step.loss) or StepFlag.PARTIAL in step.flags:
             return health
         total, count = health.open_loss + step.loss, health.num_open + 1
         if count < BLOCK_STEPS:
@@ -77,6 +79,7 @@ class Health:
     def _leaps(self, loss: float) -> bool:
         if self.losses.size < _WINDOW:
             return False
-        usual = float(np.median(self.losses))
-        spread = 1.4826 * float(np.median(np.abs(self.losses - usual)))
-        return loss > usual + max(SPIKE_SPREADS * spread, SPIKE_RATIO * abs(usual))
+        losses = self.losses.tolist()
+        usual = statistics.median(losses)
+        spread = 1.4826 * statistics.median(abs(before - usual) for before in losses)
+        return bool(loss > usual + max(SPIKE_SPREADS * spread, SPIKE_RATIO * abs(usual)))

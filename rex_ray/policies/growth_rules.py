@@ -85,6 +85,11 @@ class GrowthRule(Protocol):
         ...
 
     @property
+    def is_betting(self) -> bool:
+        """Whether it looks at the anytime-valid test's wealth."""
+        ...
+
+    @property
     def is_tried(self) -> bool:
         """Whether a larger batch is left again when it measures worse, and a batch at which training suffers."""
         ...
@@ -105,6 +110,11 @@ class GrowTenPercent:
 
     factor: float = 1.1
     window: int = 8
+
+    @property
+    def is_betting(self) -> bool:
+        """It tests nothing."""
+        return False
 
     @property
     def is_tried(self) -> bool:
@@ -138,6 +148,11 @@ class GoodputOptimal:
     min_gain: float = 0.05
     num_points: int = 50
     window: int = 8
+
+    @property
+    def is_betting(self) -> bool:
+        """It tests nothing."""
+        return False
 
     @property
     def is_tried(self) -> bool:
