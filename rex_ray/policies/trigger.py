@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import ndtri
@@ -189,13 +190,8 @@ class TwoLevelTrigger:
         least = np.maximum(math.log(self.min_factor), 0.0 if guess is None else guess)
         allowed = self.max_false_rate / armed.size
         # The larger the group, the farther out is what none of it does by chance; few blocks know their spread badly.
-        sds = (
-            self.num_sds
-            * ndtri(allowed)
-            / ndtri(self.max_false_rate / 4)
-            * (1 + 2 / np.maximum(baseline.num_blocks, 1))
-        )
-        off = np.clip(sds * baseline.block_spread, least, np.maximum(least, math.log(2.0)))
+        sds = self.num_sds * _farther(allowed, self.max_false_rate / 4) * (1 + 2 / np.maximum(baseline.num_blocks, 1))
+        off = np.minimum(np.maximum(sds * baseline.block_spread, least), np.maximum(least, math.log(2.0)))
         far = np.maximum(
             math.log(self.fast_factor or 1.3), self.fast_sds * np.maximum(baseline.spread, baseline.block_spread)
         )
@@ -206,7 +202,7 @@ class TwoLevelTrigger:
         return Limits(
             off=frozen(np.where(armed, off, _OUT_OF_REACH)),
             far=frozen(np.where(armed & bool(self.fast_factor), np.maximum(far, least), _OUT_OF_REACH)),
-            far_run=frozen(np.clip(run, 3, _MAX_FAR_RUN).astype(np.int64)),
+            far_run=frozen(np.minimum(np.maximum(run, 3), _MAX_FAR_RUN).astype(np.int64)),
         )
 
     def _judge(
@@ -285,6 +281,12 @@ class TwoLevelTrigger:
             joins = bool((np.sign(effect) == sure[sure != 0]).any()) and abs(effect) > max(limits.off[rank], noise)
             changes.append(Change(rank=rank, effect=effect, num_samples=count, is_sure=bool(sure[rank]), joins=joins))
         return changes
+
+
+@lru_cache(maxsize=16)
+def _farther(rate: float, usual: float) -> float:
+    """Return how many times as far out a normal sample of such a rare chance is as one of the usual chance."""
+    return float(ndtri(rate) / ndtri(usual))
 
 
 def _run(run: IntArray, deviation: FloatArray, limit: FloatArray) -> IntArray:

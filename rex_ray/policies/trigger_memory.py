@@ -12,6 +12,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rex_ray.core.changed import changed
+from rex_ray.core.median import median
 from rex_ray.core.types import BoolArray, FloatArray, IntArray
 
 __all__ = [
@@ -214,17 +216,17 @@ class Baseline:
         samples, medians, num_blocks = self.samples.copy(), self.medians.copy(), self.num_blocks.copy()
         ordered = np.sort(block[:, who], axis=0)
         samples[who, num_blocks[who] % NUM_BLOCKS] = ordered.T
-        medians[who, num_blocks[who] % NUM_MEDIANS] = ordered[BLOCK // 2 - 1 : BLOCK // 2 + 1].mean(axis=0)
+        medians[who, num_blocks[who] % NUM_MEDIANS] = (ordered[BLOCK // 2 - 1] + ordered[BLOCK // 2]) / 2
         num_blocks[who] += 1
         flat = samples.reshape(len(samples), -1)
         centre, spread = _centre_and_spread(flat, np.minimum(num_blocks, NUM_BLOCKS) * BLOCK)
         _, of_blocks = _centre_and_spread(medians, np.minimum(num_blocks, NUM_MEDIANS))
         guess = _BLOCK_SHARE * spread
         trust = np.minimum(num_blocks / NUM_BLOCKS, 1.0)
-        blocks = data_us[:, who].mean(axis=0)
+        blocks = np.add.reduce(data_us[:, who], axis=0) / len(data_us)
         usual = self.data_us.copy()
         usual[who] += (blocks - usual[who]) / np.minimum(num_blocks[who], 8)
-        return replace(
+        return changed(
             self,
             samples=frozen(samples),
             medians=frozen(medians),
@@ -333,6 +335,9 @@ def _centre_and_spread(values: FloatArray, counts: IntArray) -> tuple[FloatArray
 
     ``np.median`` costs ten times as much on so few values.
     """
+    if counts.min() >= values.shape[1]:
+        middle = median(values, axis=1)
+        return middle, _TO_SD * median(np.abs(values - middle[:, None]), axis=1)
     valid = np.arange(values.shape[1]) < counts[:, None]
     centre = _middle(np.where(valid, values, np.inf), counts)
     deviation = np.abs(values - centre[:, None])
