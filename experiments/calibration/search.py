@@ -32,7 +32,7 @@ WORST_GOAL = 1.005
 
 WORKLOAD, ROWS_PER_WORKER = "resnet50", 64
 NOISE = NoiseModel.dedicated()
-NUM_STEPS = 600
+NUM_STEPS = 900
 
 
 def shapes_of(num_workers: int) -> dict[str, StepTimeShape]:

@@ -1,4 +1,8 @@
-"""Whether the exact split is exact, and how fast: against brute force, and for 1,024 workers."""
+"""Whether the exact split is exact, how fast, and whether curves should be probed before the first one.
+
+Against brute force; for up to 1,024 workers; and whole runs with two mirrored probes at the start beside runs that
+begin with the exact split on one measured size and correct it as they go.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,13 @@ from typing import Any
 import numpy as np
 
 from experiments.calibration._bounds import Budget, Result, binomial_interval
+from rex_ray.control.controller import Controller
 from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.split import CurveSet, exact_split
 from rex_ray.core.types import FloatArray, read_only
+from rex_ray.policies.registry import make_policy
+from rex_ray.scenario import NoiseModel, profile_names, true_optimum
+from rex_ray.sim import Scenario, mixed_cluster, simulate
 
 __all__ = ["measure"]
 
@@ -22,6 +30,9 @@ _NUM_INSTANCES = (1000, 100)
 _REPEATS = (40, 8)
 _WORKERS = (4, 16, 64, 256, 1024)
 _ROWS_PER_WORKER = 64
+
+_PROBE_NOISES = {"dedicated": NoiseModel.dedicated(), "shared": NoiseModel.shared()}
+_PROBE_STEPS = (100, 500)
 
 
 def measure(budget: Budget) -> Result:
@@ -35,8 +46,15 @@ def measure(budget: Budget) -> Result:
         worst = max(worst, excess)
     low, high = binomial_interval(mismatches, num_instances)
     rows = [_timed(num_workers, budget.scaled(*_REPEATS), rng) for num_workers in _WORKERS]
+    probes = [_probed(scenario, budget.seed, *names) for scenario, *names in _mixes(budget)]
+    early, late = (float(np.median([row[f"total_ratio_{steps}"] for row in probes])) for steps in _PROBE_STEPS)
     return Result(
-        figures={"split_mismatches": float(mismatches), "split_ms_1024": float(rows[-1]["median_ms"])},
+        figures={
+            "split_mismatches": float(mismatches),
+            "split_ms_1024": float(rows[-1]["median_ms"]),
+            "probe_total_ratio_100": early,
+            "probe_total_ratio_500": late,
+        },
         tables={
             "brute force": [
                 {
@@ -50,10 +68,12 @@ def measure(budget: Budget) -> Result:
                 }
             ],
             "cost": rows,
+            "mirrored probes": probes,
         },
         notes=[
             "brute force: 2 to 4 workers of 0 to 14 rows, random bounds; curves with kinks, plateaus, edges of tiles",
             "cost: CPU time of one thread, curves fitted beforehand; 64 rows per worker, two kinds, a scale per worker",
+            "mirrored probes: duration of a run with them over that of one without, after 100 and 500 steps; medians",
         ],
     )
 
@@ -131,3 +151,39 @@ def _random_saturating(rng: np.random.Generator) -> StepTimeCurve:
         knot_s=read_only(seconds, np.float64),
         max_trusted_rows=4 * _ROWS_PER_WORKER,
     )
+
+
+def _mixes(budget: Budget) -> Iterator[tuple[Scenario, str, str, str]]:
+    """Yield two workers each of a T4 and of another kind, for every workload and kind that has a profile."""
+    others = [(device, workload) for device, workload in profile_names() if device != "T4"]
+    pairs = [(device, workload) for device, workload in others if ("T4", workload) in profile_names()]
+    for device, workload in pairs[:: 1 if not budget.quick else 6]:
+        for name, noise in _PROBE_NOISES.items():
+            scenario = mixed_cluster(
+                ("T4", "T4", device, device), workload, global_batch_size=4 * 32, noise=noise, seed=budget.seed
+            )
+            yield scenario, workload, f"2xT4,2x{device}", name
+
+
+def _probed(scenario: Scenario, seed: int, workload: str, cluster: str, noise: str) -> dict[str, Any]:
+    best_s = true_optimum(scenario.timelines, scenario.problem.global_batch_size).step_time_s
+    off = {"growth": "off", "trigger": "off", "search": "off"}
+    runs = [
+        simulate(Controller(make_policy("rex", {**off, "probe": probe})), scenario, num_steps=_PROBE_STEPS[-1])
+        for probe in (False, True)
+    ]
+    ends = [run.allocations[-1][1].local_batch_sizes for run in runs]
+    slowest = [
+        max(line.quiet_time_s(rows, sizes) for line, rows in zip(scenario.timelines, sizes, strict=True))
+        for sizes in ends
+    ]
+    ratios = {f"total_ratio_{k}": float(runs[1].step_s[:k].sum() / runs[0].step_s[:k].sum()) for k in _PROBE_STEPS}
+    return {
+        "workload": workload,
+        "cluster": cluster,
+        "noise": noise,
+        "seed": seed,
+        **ratios,
+        "to_optimum": slowest[0] / best_s,
+        "probed_to_optimum": slowest[1] / best_s,
+    }

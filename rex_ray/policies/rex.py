@@ -14,6 +14,7 @@ from rex_ray.policies.composition import Composition
 from rex_ray.policies.fixed_split import FixedSplit
 from rex_ray.policies.growth import LRChoice, RuleName, make_growth
 from rex_ray.policies.growth_egmd import Statistic, Test
+from rex_ray.policies.probing import ProbingSplit
 from rex_ray.policies.rollback import RollBack
 from rex_ray.policies.search import AxSearch
 from rex_ray.policies.search_trials import SearchRules
@@ -36,6 +37,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     min_steps: int = 6,
     max_review_steps: int = 96,
     num_sigmas: float = 2.0,
+    probe: bool = False,
     growth_rule: RuleName = "egmd",
     growth_test: Test = "wilcoxon",
     growth_statistic: Statistic = "linear",
@@ -53,10 +55,10 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     trigger_min_factor: float = 1.15,
     trigger_num_sds: float = 5.0,
     trigger_hits: int = 2,
-    trigger_fast_factor: float = 1.3,
+    trigger_fast_factor: float = 1.2,
     trigger_cooldown_steps: int = 5,
     trigger_max_hold_steps: int = 160,
-    trigger_switch_cost_steps: float = 1.0,
+    trigger_switch_cost_steps: float = 0.5,
     rollback: bool = True,
 ) -> Policy[Any]:
     """REX's method; see the parts for their options.
@@ -70,6 +72,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         min_steps: see ``SplineSplit``.
         max_review_steps: see ``SplineSplit``.
         num_sigmas: see ``SplineSplit``.
+        probe: whether two mirrored probes come before the first plan, see ``ProbingSplit``; they seldom pay.
         growth_rule: ``"egmd"`` doubles where a test allows, ``"growth10"`` adds a tenth while the noise scale is above
             the batch, ``"goodput"`` takes the batch of the best goodput once per epoch.
         growth_test: see ``Egmd``, as the next five.
@@ -104,6 +107,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     measured = SplineSplit(
         min_gain=min_gain, min_steps=min_steps, max_review_steps=max_review_steps, num_sigmas=num_sigmas
     )
+    planned = ProbingSplit(inner=measured) if probe else measured
     sized = make_growth(
         rule=growth_rule,
         test=growth_test,
@@ -139,7 +143,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     method: Policy[Any] = Composition(
         name="rex",
         growth=FixedBatch() if growth == "off" else sized,
-        split=FixedSplit() if split == "off" else measured,
+        split=FixedSplit() if split == "off" else planned,
         trigger=NoTrigger() if trigger == "off" or split == "off" else watched,
         search=NoSearch() if search == "off" or split == "off" else AxSearch(rules=rules),
         advising=frozenset(part for part, mode in modes.items() if mode == "advise"),
