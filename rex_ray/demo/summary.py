@@ -65,6 +65,8 @@ class RunSummary:
         oracle_s: the same for an oracle that knows every curve and the script, and has the best shares of the run's
             own rows at every step; noise-free, see ``Truth.oracle_s``.
         gap_to_oracle_pct: ``100 (full_time_s / oracle_s - 1)``, at the run's own number of rows per step.
+        shares_gap_pct: the part of it that is the shares' doing: the same with every step at its exact time, so without
+            noise and all that a real step does beside computing.
         first_reaction_steps: slowest first answer to a scripted slowdown of one worker, in steps from its onset to the
             newest step known at the decision; None without such a slowdown, or if one was not answered.
         false_reallocations: switches that the truth does not justify, see ``reactions.false_reallocations``.
@@ -97,6 +99,7 @@ class RunSummary:
     full_time_s: float
     oracle_s: float
     gap_to_oracle_pct: float
+    shares_gap_pct: float
     first_reaction_steps: int | None
     false_reallocations: int
     events: tuple[EventOutcome, ...] = ()
@@ -163,6 +166,7 @@ def summarise(
         full_time_s=wall_s,
         oracle_s=oracle_s,
         gap_to_oracle_pct=100.0 * (wall_s / oracle_s - 1.0),
+        shares_gap_pct=100.0 * (float((exact_s.max(axis=1) + truth.all_reduce_s).sum()) / oracle_s - 1.0),
         first_reaction_steps=first_reaction_steps(outcomes),
         false_reallocations=false_reallocations(decisions, truth),
         events=outcomes,

@@ -83,17 +83,19 @@ def _transient_table(runs: Sequence[RunSummary]) -> Table:
     first = runs[0]
     table = _table(
         f"{first.num_steps} steps with scripted slowdowns, against {first.policy}",
-        f"oracle: the best shares at every step, known at once and without noise, {first.oracle_s:.1f} s. reaction: "
-        "slowest first re-split after the onset of a lasting slowdown of one worker, in steps to the newest one known "
-        "at the decision. false: moves that do not make the step shorter by the exact times.",
+        f"oracle: the best shares at every step, known at once and without noise, {first.oracle_s:.1f} s; shares: the "
+        "part of the gap that is due to shares, by exact times; the rest is noise and the machine. reaction: slowest "
+        "first re-split after the onset of a lasting slowdown of one worker, in steps to the newest one known at the "
+        "decision. false: moves that do not make the step shorter by the exact times.",
         ["policy"],
-        ("all steps", "over oracle", "reaction", "moves", "false", "once"),
+        ("all steps", "over oracle", "shares", "reaction", "moves", "false", "once"),
     )
     for run in runs:
         table.add_row(
             run.policy,
             _time(run.full_time_s, first.full_time_s, unit="s"),
             f"{run.gap_to_oracle_pct:+.1f} %",
+            f"{run.shares_gap_pct:+.1f} %",
             "-" if run.first_reaction_steps is None else f"{run.first_reaction_steps} steps",
             str(run.reallocations),
             str(run.false_reallocations),

@@ -116,6 +116,7 @@ def test_a_run_that_never_moves_has_no_reaction_and_the_oracles_gap_is_what_that
     by_hand += 15 * (exact.step_s(NORMAL, exact.slowdowns(100)) - exact.best_step_s(256, exact.slowdowns(100)))
     assert run.full_time_s - run.oracle_s == pytest.approx(by_hand, abs=1e-3)
     assert run.gap_to_oracle_pct == pytest.approx(100 * by_hand / run.oracle_s, abs=0.01)
+    assert run.shares_gap_pct == pytest.approx(100 * by_hand / run.oracle_s, rel=1e-6)
 
 
 def test_an_answer_to_a_cluster_wide_slowdown_is_a_move_that_brings_nothing():
