@@ -18,7 +18,7 @@ from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.split import CurveSet, exact_split
 from rex_ray.core.types import FloatArray, read_only
 from rex_ray.policies.registry import make_policy
-from rex_ray.scenario import NoiseModel, profile_names, true_optimum
+from rex_ray.scenario import NoiseModel, load_profile, profile_names, true_optimum
 from rex_ray.sim import Scenario, mixed_cluster, simulate
 
 __all__ = ["measure"]
@@ -32,7 +32,7 @@ _WORKERS = (4, 16, 64, 256, 1024)
 _ROWS_PER_WORKER = 64
 
 _PROBE_NOISES = {"dedicated": NoiseModel.dedicated(), "shared": NoiseModel.shared()}
-_PROBE_STEPS = (100, 500)
+_PROBE_STEPS, _PROBE_ROWS = (100, 500), 32
 
 
 def measure(budget: Budget) -> Result:
@@ -158,9 +158,12 @@ def _mixes(budget: Budget) -> Iterator[tuple[Scenario, str, str, str]]:
     others = [(device, workload) for device, workload in profile_names() if device != "T4"]
     pairs = [(device, workload) for device, workload in others if ("T4", workload) in profile_names()]
     for device, workload in pairs[:: 1 if not budget.quick else 6]:
+        # Probes run one and a half times the share, which has to fit.
+        most = min(load_profile(kind, workload).max_local_batch_size for kind in ("T4", device))
+        rows = 4 * min(_PROBE_ROWS, int(most / 1.5))
         for name, noise in _PROBE_NOISES.items():
             scenario = mixed_cluster(
-                ("T4", "T4", device, device), workload, global_batch_size=4 * 32, noise=noise, seed=budget.seed
+                ("T4", "T4", device, device), workload, global_batch_size=rows, noise=noise, seed=budget.seed
             )
             yield scenario, workload, f"2xT4,2x{device}", name
 
