@@ -83,7 +83,7 @@ class TwoLevelTrigger:
     min_z: float = 3.09
     min_delta: float = 0.7
     num_hits: int = 2
-    fast_factor: float = 1.3
+    fast_factor: float = 1.2
     fast_sds: float = 5.0
     max_false_rate: float = 3e-5
     response: Response = field(default_factory=Response)
@@ -178,7 +178,7 @@ class TwoLevelTrigger:
             limits = self._limits(baseline, footing.guess)
         if num_clean % BLOCK == 0:
             settled = (num_recent >= NUM_RECENT) & ~watch.suspect & (footing.unsettled == 0)
-            baseline = baseline.absorb(watch.recent[:BLOCK, 0], watch.recent[:BLOCK, 1], settled)
+            baseline = baseline.absorb(watch.recent[:BLOCK, 0], watch.recent[:BLOCK, 1], settled, limits.off)
             limits = self._limits(baseline, footing.guess)
         state = TriggerState(
             num_clean=num_clean, footing=footing, watch=watch, baseline=baseline, limits=limits, past=state.past
@@ -193,7 +193,7 @@ class TwoLevelTrigger:
         sds = self.num_sds * _farther(allowed, self.max_false_rate / 4) * (1 + 2 / np.maximum(baseline.num_blocks, 1))
         off = np.minimum(np.maximum(sds * baseline.block_spread, least), np.maximum(least, math.log(2.0)))
         far = np.maximum(
-            math.log(self.fast_factor or 1.3), self.fast_sds * np.maximum(baseline.spread, baseline.block_spread)
+            math.log(self.fast_factor or 1.2), self.fast_sds * np.maximum(baseline.spread, baseline.block_spread)
         )
         chance = (baseline.num_far + _PRIOR_FAR) / (baseline.num_seen + _PRIOR_SEEN)
         prior = np.maximum(_PRIOR_AGAIN, chance)

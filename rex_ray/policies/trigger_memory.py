@@ -202,21 +202,24 @@ class Baseline:
         flat: FloatArray = self.samples[rank, :count].reshape(-1)
         return flat
 
-    def absorb(self, block: FloatArray, data_us: FloatArray, ranks: BoolArray) -> Baseline:
-        """Return the baseline that also knows a block of some ranks.
+    def absorb(self, block: FloatArray, data_us: FloatArray, ranks: BoolArray, limit: FloatArray) -> Baseline:
+        """Return the baseline that also knows a block of some ranks; one from another speed is left out.
 
         Args:
             block: samples, shape ``[BLOCK, n]``.
             data_us: time waiting for data, shape ``[BLOCK, n]``.
             ranks: of whom the block counts, shape ``[n]``.
+            limit: how far (log) from the centre a block's median may be, shape ``[n]``.
         """
+        ordered = np.sort(block, axis=0)
+        middle = (ordered[BLOCK // 2 - 1] + ordered[BLOCK // 2]) / 2
+        ranks = ranks & (np.abs(middle - self.centre) <= limit)
         who = ranks.nonzero()[0]
         if who.size == 0:
             return self
         samples, medians, num_blocks = self.samples.copy(), self.medians.copy(), self.num_blocks.copy()
-        ordered = np.sort(block[:, who], axis=0)
-        samples[who, num_blocks[who] % NUM_BLOCKS] = ordered.T
-        medians[who, num_blocks[who] % NUM_MEDIANS] = (ordered[BLOCK // 2 - 1] + ordered[BLOCK // 2]) / 2
+        samples[who, num_blocks[who] % NUM_BLOCKS] = ordered[:, who].T
+        medians[who, num_blocks[who] % NUM_MEDIANS] = middle[who]
         num_blocks[who] += 1
         flat = samples.reshape(len(samples), -1)
         centre, spread = _centre_and_spread(flat, np.minimum(num_blocks, NUM_BLOCKS) * BLOCK)

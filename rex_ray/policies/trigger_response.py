@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import ndtri
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import StepObserved
@@ -63,7 +64,7 @@ class Response:
     cooldown_steps: int = 5
     max_hold_steps: int = 160
     flap_steps: int = 64
-    switch_cost_steps: float = 1.0
+    switch_cost_steps: float = 0.5
     min_lengths: int = 4
 
     def __post_init__(self) -> None:
@@ -93,7 +94,9 @@ class Response:
             )
             return self._hold(state, "held: flapping", reason, held)
         slower = [change for change in ready if change.effect > 0]
-        if slower and not any(change.effect < 0 and change.is_sure for change in ready):
+        # A rank that goes back and forth is moved for good: its recoveries are held, so the move pays again each time.
+        flaps = any(state.past.hold[change.rank] > self.cooldown_steps for change in slower)
+        if slower and not flaps and not any(change.effect < 0 and change.is_sure for change in ready):
             refusal = self._too_dear(state, slower, step)
             if refusal is not None:
                 return refusal
@@ -219,8 +222,9 @@ def _common_effect(state: TriggerState, changes: Sequence[Change]) -> float | No
     effects = np.array([change.effect for change in changes])
     if len(changes) < state.past.level.size or len(changes) < 2:
         return None
-    num_samples = min(change.num_samples for change in changes)
-    tolerance = max(math.log(1.15), 4 * float(state.baseline.spread.max()) / math.sqrt(num_samples))
+    # The range of as many medians of few samples as there are ranks, had they all moved alike.
+    extremes = -2 * float(ndtri(0.25 / len(changes)))
+    tolerance = max(math.log(1.15), extremes * float(state.baseline.spread.max()))
     alike = (
         np.ptp(effects) < tolerance and np.abs(effects).min() > _SNAP and abs(np.sign(effects).sum()) == effects.size
     )
