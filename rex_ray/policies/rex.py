@@ -17,7 +17,7 @@ from rex_ray.policies.growth_egmd import Statistic, Test
 from rex_ray.policies.probing import ProbingSplit
 from rex_ray.policies.rollback import RollBack
 from rex_ray.policies.search import AxSearch
-from rex_ray.policies.search_trials import SearchRules
+from rex_ray.policies.search_rules import SearchRules
 from rex_ray.policies.spline_split import SplineSplit
 from rex_ray.policies.trigger import TwoLevelTrigger
 from rex_ray.policies.trigger_response import Response

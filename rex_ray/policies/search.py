@@ -14,10 +14,12 @@ import numpy as np
 
 from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved, TrialRequested
 from rex_ray.core.search_problem import SearchKind
-from rex_ray.core.types import FloatArray, Problem, StepFlag, read_only
+from rex_ray.core.types import Problem, StepFlag
 from rex_ray.policies.base import Finding, Proposal, Reallocate, Search, TellTrial
 from rex_ray.policies.limits import share_bounds
 from rex_ray.policies.seams import Model, SearchView
+from rex_ray.policies.search_duel import fight
+from rex_ray.policies.search_rules import SearchRules
 from rex_ray.policies.search_state import (
     AskedSearch,
     Candidate,
@@ -33,16 +35,15 @@ from rex_ray.policies.search_state import (
 )
 from rex_ray.policies.search_trials import (
     Answer,
-    SearchRules,
     conclude,
     disturb,
-    fight,
     finding,
     is_clean,
     no_steps,
     place,
     time_trial,
 )
+from rex_ray.policies.search_watch import watched
 
 __all__ = ["AxSearch"]
 
@@ -180,38 +181,11 @@ class AxSearch:
             state = replace(state, vouched=replace(state.vouched, recent_s=recent))
         watch = state.watch
         if watch.num_clean < self.rules.settle_steps:
-            return None, replace(state, watch=self._watched(watch, step)) if is_clean(step, sizes) else state
+            return None, replace(state, watch=watched(self.rules, watch, step)) if is_clean(step, sizes) else state
         if look.offer is not None or model is None or state.problem.num_workers < 2:
             return None, state
         kind = self._due(state, step.step, look)
         return (None, state) if kind is None else self._ask(replace(state, newest_step=step.step), kind, model)
-
-    def _watched(self, watch: ShareWatch, step: StepObserved) -> ShareWatch:
-        """Take a clean step in; judge the prediction once there are enough."""
-        if watch.slowest_s is not None:
-            return replace(watch, num_clean=watch.num_clean + 1)
-        newest = step.own_us[None] * 1e-6
-        own_s = read_only(newest if watch.own_s is None else np.concatenate([watch.own_s, newest]), np.float64)
-        watch = replace(watch, num_clean=watch.num_clean + 1, own_s=own_s)
-        return watch if len(own_s) < self.rules.watch_steps else self._judged(watch, own_s)
-
-    def _judged(self, watch: ShareWatch, own_s: FloatArray) -> ShareWatch:
-        """Compare medians *per rank* with the prediction: the slowest of many noisy ranks is slower than any of them.
-
-        The standard error is that of a median of steps that remember, as ``SplineSplit`` reckons it.
-        """
-        typical = np.median(own_s, axis=0)
-        spread = 1.4826 * np.median(np.abs(own_s - typical), axis=0) / np.maximum(typical, 1e-6)
-        rho = self.rules.autocorrelation
-        doubt = 1.25 * float(spread.max()) / math.sqrt(len(own_s) * (1 - rho) / (1 + rho))
-        slowest_s = max(float(typical.max()), 1e-6)
-        return replace(
-            watch,
-            own_s=None,
-            slowest_s=max(float(np.median(own_s.max(axis=1))), 1e-6),
-            doubt=doubt,
-            mismatch=None if watch.predicted_s is None else abs(slowest_s / watch.predicted_s - 1.0),
-        )
 
     def _due(self, state: SearchState, step: int, look: SearchView) -> SearchKind | None:
         ledger, mismatch = state.ledger, state.watch.mismatch

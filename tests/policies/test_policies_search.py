@@ -27,8 +27,9 @@ from rex_ray.policies.base import Finding, Proposal, Reallocate
 from rex_ray.policies.registry import make_policy
 from rex_ray.policies.seams import Alarm, SearchView
 from rex_ray.policies.search import AxSearch
+from rex_ray.policies.search_duel import rank_test
+from rex_ray.policies.search_rules import SearchRules
 from rex_ray.policies.search_state import AskedSearch, Candidate, Placing, SearchState, TimedTrial, Vouched
-from rex_ray.policies.search_trials import SearchRules, rank_test
 from rex_ray.policies.spline_split import SplineSplit
 from rex_ray.scenario import Episode, NoiseModel, OwnTime, StepTimeShape, true_optimum
 from rex_ray.sim import Scenario, SimulatedRun, mixed_cluster, simulate
@@ -205,7 +206,7 @@ def test_the_rank_test_knows_ties_order_and_memory():
     assert rank_test(slow, fast, 0.0)[0] < rank_test(slow, fast, 0.6)[0] < 0.05
     assert rank_test(slow, fast, 0.0)[1] == 1.0
     assert rank_test(fast, slow, 0.6)[0] > 0.95
-    assert rank_test([1.0] * 20, [1.0] * 20, 0.6) == (1.0, 0.0)
+    assert rank_test([1.0] * 20, [1.0] * 20, 0.6) == (0.5, 0.0)
 
 
 # ------------------------------------------------------------------ what may come in between
