@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from experiments._harness import Findings, Row, Scalar, Settings
 from experiments._late import late_rows
 from experiments._page import main
+from experiments._rules import rule_rows
 from rex_ray.scenario import learning_names, load_learning, parse_cluster
 from rex_ray.sim.limits import ClusterLimits, cluster_limits
 
@@ -105,7 +106,7 @@ def measure(settings: Settings) -> Findings:
     }
     return Findings(
         figures={name: float(value) for name, value in figures.items()},
-        tables={"attainable": attainable, "epochs": epochs, "late": late_rows(settings)},
+        tables={"attainable": attainable, "epochs": epochs, "rules": rule_rows(), "late": late_rows(settings)},
         settings={"network": "T4", "growth_cap": 8, "min_steps_per_epoch": 16},
     )
 

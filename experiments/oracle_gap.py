@@ -160,7 +160,8 @@ def _scenario(world: _World, learning: LearningCurve, seed: int) -> Scenario:
 def _exactly_split_s(run: SimulatedRun, scenario: Scenario) -> FloatArray:
     """Duration of every step, had its rows been split exactly for the speeds of that moment, shape ``[steps]``."""
     oracle = ScriptedOracle(timelines=scenario.timelines, network=scenario.network, num_steps=len(run.steps))
-    rows = np.array([int(step.num_rows.sum()) for step in run.steps])
+    # An epoch's last rows may be fewer than workers, which no split of the oracle's knows.
+    rows = np.array([max(int(step.num_rows.sum()), len(scenario.timelines)) for step in run.steps])
     return np.concatenate([oracle.step_s(int(rows[start]), start, stop - start) for start, stop in _runs(rows)])
 
 

@@ -12,6 +12,7 @@ from experiments import limits
 from experiments._harness import Findings, Settings
 from experiments._late import late_row
 from experiments._page import fill_page, main
+from experiments._rules import rule_rows
 from experiments.limits import attainable_row, efficiency_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
@@ -56,6 +57,15 @@ def test_epochs_of_the_page_are_what_the_code_computes():
     assert page_rows("epochs") == [cells(row) for row in efficiency_rows()]
 
 
+def test_rules_of_the_page_are_what_the_code_computes_and_no_condition_is_free():
+    rows = rule_rows()
+    assert page_rows("rules") == [cells(row) for row in rows]
+    for row in rows:
+        lost = [value for key, value in row.items() if key.startswith("phi>")]
+        assert lost == sorted(lost, reverse=True)
+        assert lost[-1] >= 0
+
+
 def test_a_row_on_lateness_is_what_the_code_computes():
     shown = next(row for row in page_rows("late") if (row["cluster"], row["per_1000"]) == ("2xT4,2xV100", "2.4"))
     assert shown == cells(late_row("2xT4,2xV100", int(shown["B"]), 2.4, Settings()))
@@ -95,6 +105,6 @@ def test_the_command_writes_a_document_and_fills_a_page(tmp_path, monkeypatch, c
     found = json.loads(target.read_text())
     assert found["name"] == "limits"
     assert found["command"].startswith("python -m experiments.limits")
-    assert set(found["tables"]) == {"attainable", "epochs", "late"}
+    assert set(found["tables"]) == {"attainable", "epochs", "rules", "late"}
     assert found["figures"]["oracle_vs_bsp256_resnet50_8_pct"] < -50
     assert "2xT4,2xV100" in page.read_text()
