@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from rex_ray.core.types import OptimizerFamily
 
 __all__ = ["AdamPreconditioner", "optimizer_family"]
+
+Correction: TypeAlias = float | torch.Tensor
+_State: TypeAlias = tuple[torch.Tensor, Correction, float]
+"""Mean square, its correction for having begun at zero, and what keeps the root from nothing."""
 
 
 def optimizer_family(optimizer: torch.optim.Optimizer) -> OptimizerFamily:
@@ -86,30 +90,30 @@ class AdamPreconditioner:
     def _scaling_of(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return ``P`` per parameter, computed once a step: that is most of the cost."""
         missing = [parameter for parameter in parameters if parameter not in self._scaling]
-        if missing:
-            roots = self._roots(missing)
-            torch._foreach_reciprocal_(roots)
-            self._scaling.update(zip(missing, roots, strict=True))
+        states = [self._state_of(parameter) for parameter in missing]
+        if missing and missing[0].is_cuda and all(isinstance(correction, float) for _, correction, _ in states):
+            self._scaling.update(zip(missing, _scaling_at_once(states), strict=True))
+        else:
+            for parameter, (square, correction, eps) in zip(missing, states, strict=True):
+                self._scaling[parameter] = square.sqrt().div_(correction**0.5).add_(eps).reciprocal_()
         return [self._scaling[parameter] for parameter in parameters]
 
-    def _roots(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return ``sqrt(v) + eps`` per parameter, ``v`` corrected for its beginning at zero, as new tensors."""
-        squares, corrections, eps = [], [], []
-        for parameter in parameters:
-            state, group = self._optimizer.state[parameter], self._groups[parameter]
-            square = _mean_square(state, group)
-            assert square is not None, "norms are taken of parameters that are known"
-            squares.append(square.float() if square.dtype in (torch.float16, torch.bfloat16) else square)
-            corrections.append(_bias_correction(state["step"], group["betas"][1]))
-            eps.append(float(group["eps"]))
-        roots = list(torch._foreach_sqrt(squares))
-        if all(isinstance(correction, float) for correction in corrections):
-            torch._foreach_div_(roots, [correction**0.5 for correction in corrections])
-        else:
-            for root, correction in zip(roots, corrections, strict=True):
-                root.div_(correction**0.5)
-        torch._foreach_add_(roots, eps)
-        return roots
+    def _state_of(self, parameter: torch.Tensor) -> _State:
+        state, group = self._optimizer.state[parameter], self._groups[parameter]
+        square = _mean_square(state, group)
+        assert square is not None, "norms are taken of parameters that are known"
+        if square.dtype in (torch.float16, torch.bfloat16):
+            square = square.float()
+        return square, _bias_correction(state["step"], group["betas"][1]), float(group["eps"])
+
+
+def _scaling_at_once(states: Sequence[_State]) -> list[torch.Tensor]:
+    """Return ``P`` of many tensors in a few launches."""
+    roots = list(torch._foreach_sqrt([square for square, _, _ in states]))
+    torch._foreach_div_(roots, [float(correction) ** 0.5 for _, correction, _ in states])
+    torch._foreach_add_(roots, [eps for _, _, eps in states])
+    torch._foreach_reciprocal_(roots)
+    return roots
 
 
 def _mean_square(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor | None:
@@ -117,7 +121,7 @@ def _mean_square(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Te
     return square if isinstance(square, torch.Tensor) and square.is_floating_point() else None
 
 
-def _bias_correction(step: Any, beta: Any) -> float | torch.Tensor:
+def _bias_correction(step: Any, beta: Any) -> Correction:
     """Return ``1 - beta^step``; where the count lives on the device it stays there, since reading it would wait."""
     if isinstance(step, torch.Tensor):
         if step.device.type != "cpu" or isinstance(beta, torch.Tensor):

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.noise_scale import GradientMoments, moments_from_groups
 from rex_ray.core.types import StepFlag, StepRecord
-from rex_ray.worker.preconditioner import AdamPreconditioner, optimizer_family
+from rex_ray.worker.preconditioner import AdamPreconditioner, _scaling_at_once, optimizer_family
 
 ADAMS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -130,6 +130,16 @@ def test_half_precision_moments_are_not_squared_in_half_precision() -> None:
     assert norm.dtype == torch.float32
     v_hat = float(optimizer.state[parameter]["exp_avg_sq"][0]) / (1 - 0.999)
     assert float(norm) == pytest.approx(4 * 9.0 / v_hat, rel=1e-3)
+
+
+def test_many_tensors_at_once_have_the_same_scaling() -> None:
+    generator = torch.Generator().manual_seed(0)
+    states: list[Any] = [
+        (torch.rand(shape, generator=generator, dtype=torch.float64), correction, eps)
+        for shape, correction, eps in [((3, 4), 0.3, 1e-3), ((5,), 0.7, 1e-8)]
+    ]
+    for (square, correction, eps), scaling in zip(states, _scaling_at_once(states), strict=True):
+        assert torch.allclose(scaling, 1 / ((square / correction).sqrt() + eps), rtol=1e-14)
 
 
 def test_an_adam_that_the_controller_was_not_told_of_is_warned_of_and_measured_as_it_was_told() -> None:
