@@ -98,20 +98,19 @@ class TestAShortRun:
         assert lines[-1] == str(demo_dir / "summary.json")
 
 
+@pytest.fixture(scope="module")
+def transient(tmp_path_factory) -> dict:
+    output = tmp_path_factory.mktemp("transient")
+    return run_demo(make_settings("transient", quick=True), ("rex",), output, Console(file=io.StringIO(), width=100))
+
+
 class TestAWorkerThatSlowsDown:
     """The quick transient scenario, with the whole method."""
 
     pytestmark = pytestmark_ray
 
-    @pytest.fixture(scope="class")
-    def document(self, tmp_path_factory) -> dict:
-        output = tmp_path_factory.mktemp("transient")
-        return run_demo(
-            make_settings("transient", quick=True), ("rex",), output, Console(file=io.StringIO(), width=100)
-        )
-
-    def test_the_slow_worker_is_relieved_while_it_is_slow_and_the_others_are_left_alone(self, document):
-        (run,) = document["runs"]
+    def test_the_slow_worker_is_relieved_while_it_is_slow_and_the_others_are_left_alone(self, transient):
+        (run,) = transient["runs"]
         slow, cluster = run["events"]
         assert slow["kind"] == "slowdown"
         # On a quiet machine within 15 steps; a busy one must still see it before half the event is over.
@@ -121,8 +120,8 @@ class TestAWorkerThatSlowsDown:
         assert run["gap_to_oracle_pct"] > 0
         assert run["full_time_s"] > run["oracle_s"]
 
-    def test_every_row_is_seen_once_and_the_journal_replays_to_the_same_commands(self, document):
-        (run,) = document["runs"]
+    def test_every_row_is_seen_once_and_the_journal_replays_to_the_same_commands(self, transient):
+        (run,) = transient["runs"]
         assert run["rows_seen_exactly_once"] is True
         report = replay(load_journal(Path(run["run_dir"])))
         assert report.is_identical, report.differences[:3]
