@@ -14,7 +14,7 @@ import numpy as np
 
 from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved, TrialRequested
 from rex_ray.core.search_problem import SearchKind
-from rex_ray.core.types import Problem, StepFlag
+from rex_ray.core.types import IntArray, Problem, StepFlag
 from rex_ray.policies.base import Finding, Proposal, Reallocate, Search, TellTrial
 from rex_ray.policies.limits import share_bounds
 from rex_ray.policies.seams import Model, SearchView
@@ -43,7 +43,7 @@ from rex_ray.policies.search_trials import (
     place,
     time_trial,
 )
-from rex_ray.policies.search_watch import watched
+from rex_ray.policies.search_watch import hope, watched
 
 __all__ = ["AxSearch"]
 
@@ -184,39 +184,57 @@ class AxSearch:
             return None, replace(state, watch=watched(self.rules, watch, step)) if is_clean(step, sizes) else state
         if look.offer is not None or model is None or state.problem.num_workers < 2:
             return None, state
-        kind = self._due(state, step.step, look)
-        return (None, state) if kind is None else self._ask(replace(state, newest_step=step.step), kind, model)
-
-    def _due(self, state: SearchState, step: int, look: SearchView) -> SearchKind | None:
-        ledger, mismatch = state.ledger, state.watch.mismatch
         if state.wants_model:
-            return "model" if step >= ledger.next_model_step else None
-        if not self.rules.measured or state.vouched is not None or step < ledger.next_measured_step:
-            return None
+            if step.step < state.ledger.next_model_step:
+                return None, state
+            return self._ask(replace(state, newest_step=step.step), AskedSearch(kind="model"), model)
+        if not self._errs(state, step.step) or not look.is_quiet:
+            return None, state
+        state = replace(state, newest_step=step.step)
+        worth = min(self._hope(state, sizes, model), state.watch.mismatch or 0.0)
+        if worth > self.rules.min_mismatch and state.ledger.lost_steps < self.rules.allowance(step.step, worth):
+            return self._ask(state, AskedSearch(kind="measured", worth=worth), model)
+        return None, self._later(state, "measured")
+
+    def _errs(self, state: SearchState, step: int) -> bool:
+        """Whether the curves erred about what runs, and a measured search may be asked for again."""
+        mismatch = state.watch.mismatch
+        if not self.rules.measured or state.vouched is not None or step < state.ledger.next_measured_step:
+            return False
         # The slowest of many medians errs upwards by itself, by up to two standard errors for sixteen ranks.
         needed = max(self.rules.min_mismatch, (1 + self.rules.num_sigmas) * state.watch.doubt)
-        if mismatch is None or mismatch <= needed or not look.is_quiet:
-            return None
-        return "measured" if ledger.lost_steps < self.rules.allowance(step, mismatch) else None
+        return mismatch is not None and mismatch > needed
 
-    def _ask(self, state: SearchState, kind: SearchKind, model: Model) -> tuple[Answer, SearchState]:
+    def _hope(self, state: SearchState, sizes: tuple[int, ...], model: Model) -> float:
+        typical_s = state.watch.typical_s
+        lower, upper = _limits(state.problem, sum(sizes), model)
+        return 0.0 if typical_s is None else hope(typical_s, np.array(sizes), lower, upper)
+
+    def _later(self, state: SearchState, kind: SearchKind) -> SearchState:
+        """Look again in a while."""
+        step = state.newest_step + self.rules.ask_again_steps
+        if kind == "model":
+            return replace(state, ledger=replace(state.ledger, next_model_step=step))
+        return replace(state, ledger=replace(state.ledger, next_measured_step=step))
+
+    def _ask(self, state: SearchState, asked: AskedSearch, model: Model) -> tuple[Answer, SearchState]:
         assert state.sizes is not None
-        most = self.rules.max_model_trials if kind == "model" else self.rules.max_measured_trials
-        problem = model.search_problem(kind, state.sizes, most)
+        most = self.rules.max_model_trials if asked.kind == "model" else self.rules.max_measured_trials
+        problem = model.search_problem(asked.kind, state.sizes, most)
         if problem is None:
-            ledger = state.ledger
-            later = state.newest_step + self.rules.ask_again_steps
-            if kind == "model":
-                return None, replace(state, ledger=replace(ledger, next_model_step=later))
-            return None, replace(state, ledger=replace(ledger, next_measured_step=later))
+            return None, self._later(replace(state, stage=None), asked.kind)
         evidence = {"num_trials": float(most)}
         reason = "a search on the curves, beside the exact split"
-        if kind == "measured":
-            mismatch = state.watch.mismatch or 0.0
-            evidence |= {"mismatch": mismatch, "doubt": state.watch.doubt, "lost_steps": state.ledger.lost_steps}
-            reason = f"steps take {mismatch:.1%} else than predicted and no other split is promised: candidates are run"
-        stage = state.stage if isinstance(state.stage, AskedSearch) else AskedSearch(kind=kind)
-        return Search(problem=problem, reason=reason, evidence=evidence), replace(state, stage=stage)
+        if asked.kind == "measured":
+            off = state.watch.mismatch or 0.0
+            evidence |= {
+                "mismatch": off,
+                "doubt": state.watch.doubt,
+                "worth": asked.worth,
+                "lost_steps": state.ledger.lost_steps,
+            }
+            reason = f"steps take {off:.1%} else than predicted and no other split is promised: candidates are run"
+        return Search(problem=problem, reason=reason, evidence=evidence), replace(state, stage=asked)
 
     def _wait(
         self, state: SearchState, asked: AskedSearch, step: StepObserved, model: Model | None
@@ -227,7 +245,7 @@ class AxSearch:
             return self._fruitless(state, asked.kind, f"no answer within {asked.wait.steps} steps")
         # The controller starts none during a switch, and says nothing; one that runs already is not started twice.
         if model is not None and asked.wait.steps % self.rules.ask_again_steps == 0:
-            return self._ask(state, asked.kind, model)
+            return self._ask(state, asked, model)
         return None, state
 
     def _fruitless(self, state: SearchState, kind: SearchKind, reason: str) -> tuple[Finding, SearchState]:
@@ -288,7 +306,8 @@ class AxSearch:
         if state.watch.slowest_s is None:
             return None
         incumbent = Candidate(shares=state.sizes, slowest_s=state.watch.slowest_s)
-        return Quest(search_id=search_id, incumbent=incumbent, mismatch=state.watch.mismatch or 0.0)
+        mismatch = state.watch.mismatch or 0.0
+        return Quest(search_id=search_id, incumbent=incumbent, mismatch=mismatch, worth=stage.worth)
 
 
 def _after_switch(stage: Stage, shares: tuple[int, ...]) -> Stage:
@@ -318,15 +337,20 @@ def _fault_of(state: SearchState, shares: tuple[int, ...], model: Model | None) 
     """Say why the group cannot run these shares, or None."""
     if state.sizes is None or len(shares) != state.problem.num_workers or sum(shares) != sum(state.sizes):
         return "its shares are not those of the present batch"
-    lower, upper = share_bounds(state.problem, sum(shares))
-    if model is not None and (limits := model.max_rows()) is not None:
-        upper = np.maximum(np.minimum(upper, limits), lower)
+    lower, upper = _limits(state.problem, sum(shares), model)
     rows = np.asarray(shares, dtype=np.int64)
     if (rows < lower).any():
         return f"rank {int(np.argmax(rows < lower))} has too few rows"
     if (rows > upper).any():
         return f"rank {int(np.argmax(rows > upper))} cannot hold {int(rows[np.argmax(rows > upper)])} rows"
     return None
+
+
+def _limits(problem: Problem, num_rows: int, model: Model | None) -> tuple[IntArray, IntArray]:
+    """Return the fewest and the most rows per rank, within what memory is known to hold."""
+    lower, upper = share_bounds(problem, num_rows)
+    fits = None if model is None else model.max_rows()
+    return (lower, upper) if fits is None else (lower, np.maximum(np.minimum(upper, fits), lower))
 
 
 def _middle(values: tuple[float, ...]) -> float:

@@ -20,7 +20,8 @@ class SearchRules:
         num_sigmas: and by how many standard errors of those shares' own steps, as in ``SplineSplit``.
         min_measured_gain: what a measured winner must have saved over the incumbent.
         alpha: and the level of the rank test beside it.
-        min_mismatch: relative error of a prediction from which on the curves are taken to be structurally wrong.
+        min_mismatch: relative error of a prediction from which on the curves are taken to be structurally wrong; and
+            the least that other shares must be able to save, see ``hope``.
         watch_steps: clean steps that a prediction is compared with.
         settle_steps: clean steps of the same shares after which the split counts as settled: its first three reviews.
         trial_steps: clean steps that time a trial, and a leg of the duel.
@@ -33,7 +34,7 @@ class SearchRules:
         jump: within a trial no rank's time changes by this factor, unless its speed did; the search ends.
         drift: nor does that of shares which ran before, in the duel.
         budget: fraction of all steps that trials may cost, as steps' worth of time lost against the incumbent.
-        payback_steps: on top of it, a search may cost what closing the mismatch would save within so many steps.
+        payback_steps: on top of it, a search may cost what it hopes to save within so many steps.
         model_distance_steps: least steps between two searches on the curves, however often something happens.
         distance_steps: steps between a search without success and the next, doubled each time
         max_distance_steps: up to this.
@@ -65,7 +66,7 @@ class SearchRules:
     distance_steps: int = 256
     max_distance_steps: int = 16_384
     patience_steps: int = 64
-    patience_s: float = 30.0
+    patience_s: float = 60.0
     ask_again_steps: int = 16
 
     def __post_init__(self) -> None:
@@ -81,9 +82,14 @@ class SearchRules:
         if self.payback_steps < 0:
             raise ConfigError(f"a search's payback_steps must not be negative, got {self.payback_steps}")
 
-    def allowance(self, step: int, mismatch: float) -> float:
-        """Return how many steps' worth of time may have been lost to trials by ``step`` of the run."""
-        return self.budget * max(step, 0) + self.payback_steps * min(mismatch, 1.0)
+    def allowance(self, step: int, worth: float) -> float:
+        """Return how many steps' worth of time may have been lost to trials by ``step`` of the run.
+
+        Args:
+            step: steps of the run so far.
+            worth: fraction of the step time that the present search may hope to save.
+        """
+        return self.budget * max(step, 0) + self.payback_steps * worth
 
     def is_out_of(self, patience: Patience) -> bool:
         """Whether something has been waited for long enough."""

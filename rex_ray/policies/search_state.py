@@ -48,6 +48,7 @@ class ShareWatch:
         num_clean: clean steps so far, no further than a judgement needs.
         own_s: own times of the first of them, shape ``[k, n]``, until they are judged; None afterwards and before.
         slowest_s: median own time of the slowest rank, once judged.
+        typical_s: every rank's median own time, shape ``[n]``, once judged.
         doubt: standard error of a rank's median, relative, once judged.
         mismatch: relative error of the prediction, once judged.
     """
@@ -56,6 +57,7 @@ class ShareWatch:
     num_clean: int = 0
     own_s: FloatArray | None = None
     slowest_s: float | None = None
+    typical_s: FloatArray | None = None
     doubt: float = 1.0
     mismatch: float | None = None
 
@@ -76,20 +78,23 @@ class Quest:
         search_id: whose trials these are.
         incumbent: the shares before it, with their time: what is put back when nothing better is found.
         best: the fastest trial so far.
-        mismatch: what made the search worth its cost: relative error of the curves.
+        mismatch: relative error of the curves.
+        worth: what a search may hope for, a fraction of the step time: it limits what trials may cost.
     """
 
     search_id: str
     incumbent: Candidate
     mismatch: float
+    worth: float
     best: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedSearch:
-    """A search was asked for, and none of its answers has come."""
+    """A search was asked for, and none of its answers has come; ``worth`` as in ``Quest``."""
 
     kind: SearchKind
+    worth: float = 0.0
     wait: Patience = field(default_factory=Patience)
 
 

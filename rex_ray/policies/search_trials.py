@@ -104,7 +104,7 @@ def _told(rules: SearchRules, state: SearchState, stage: TimedTrial, own_s: Floa
         reason=reason,
         findings=(finding(f"trial {stage.trial}", reason, evidence),),
     )
-    if state.ledger.lost_steps < rules.allowance(state.newest_step, quest.mismatch):
+    if state.ledger.lost_steps < rules.allowance(state.newest_step, quest.worth):
         blank = no_steps(own_s.shape[1])
         waiting = TimedTrial(quest=quest, trial=None, shares=stage.shares, own_s=blank)
         return tell, replace(state, stage=waiting)

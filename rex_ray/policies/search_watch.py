@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from rex_ray.core.observations import StepObserved
-from rex_ray.core.types import FloatArray, read_only
+from rex_ray.core.types import FloatArray, IntArray, read_only
 from rex_ray.policies.search_rules import SearchRules
 from rex_ray.policies.search_state import ShareWatch
 
-__all__ = ["watched"]
+__all__ = ["hope", "watched"]
 
 
 def watched(rules: SearchRules, watch: ShareWatch, step: StepObserved) -> ShareWatch:
@@ -38,7 +38,30 @@ def _judged(rules: SearchRules, watch: ShareWatch, own_s: FloatArray) -> ShareWa
     return replace(
         watch,
         own_s=None,
+        typical_s=read_only(typical, np.float64),
         slowest_s=max(float(np.median(own_s.max(axis=1))), 1e-6),
         doubt=doubt,
         mismatch=None if watch.predicted_s is None else abs(slowest_s / watch.predicted_s - 1.0),
     )
+
+
+def hope(typical_s: FloatArray, num_rows: IntArray, lower: IntArray, upper: IntArray) -> float:
+    """Return the most that other shares could save of the step time, as a fraction.
+
+    Where own times only grow with own rows, no split is faster than the fastest rank that could take more rows: to
+    finish before it, every such rank would have to give rows away, and nobody would be left to take them. So shares
+    whose ranks take equally long are as good as any, however wrong the curves were about that time.
+
+    Args:
+        typical_s: every rank's own time, shape ``[n]``.
+        num_rows: its rows.
+        lower: fewest rows per rank; the step is no faster than a rank that cannot give any away.
+        upper: most rows per rank.
+    """
+    slowest_s = float(typical_s.max())
+    stuck = typical_s[(num_rows <= lower) & (num_rows > 0)]
+    takers = typical_s[num_rows < upper]
+    if takers.size == 0 or slowest_s <= 0:
+        return 0.0
+    bound_s = max(float(takers.min()), float(stuck.max()) if stuck.size else 0.0)
+    return max(1.0 - bound_s / slowest_s, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from policy_worlds import group, observed
 from pure_searcher import PureSearcher
 
@@ -30,6 +33,7 @@ from rex_ray.policies.search import AxSearch
 from rex_ray.policies.search_duel import rank_test
 from rex_ray.policies.search_rules import SearchRules
 from rex_ray.policies.search_state import AskedSearch, Candidate, Placing, SearchState, TimedTrial, Vouched
+from rex_ray.policies.search_watch import hope
 from rex_ray.policies.spline_split import SplineSplit
 from rex_ray.scenario import Episode, NoiseModel, OwnTime, StepTimeShape, true_optimum
 from rex_ray.sim import Scenario, SimulatedRun, mixed_cluster, simulate
@@ -148,6 +152,41 @@ def test_a_search_follows_a_start_a_change_of_batch_and_an_event():
     play(resnet50(episodes=(episode,)), 350, searcher)
     assert [start.problem.kind for start in searcher.started] == ["model", "model"]
     assert "measured" not in {start.problem.kind for start in searcher.started}
+
+
+@given(
+    rises=st.lists(st.lists(st.integers(0, 3), min_size=12, max_size=12), min_size=2, max_size=3),
+    cut=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+    lower=st.integers(0, 2),
+    upper=st.integers(6, 12),
+)
+def test_no_split_saves_more_than_what_is_hoped_for(rises, cut, lower, upper):
+    """Against every split of small instances with times that grow in steps, plateaus included."""
+    n = len(rises)
+    tables = [np.concatenate([[0.0], 1.0 + np.cumsum(steps)]) for steps in rises]
+    sizes = [min(max(rows, lower), upper) for rows in cut[:n]]
+    own_s = np.array([table[rows] for table, rows in zip(tables, sizes, strict=True)])
+    splits = itertools.product(range(lower, upper + 1), repeat=n)
+    best_s = min(
+        max(table[rows] for table, rows in zip(tables, split, strict=True))
+        for split in splits
+        if sum(split) == sum(sizes)
+    )
+    promised = hope(own_s, np.array(sizes), np.full(n, lower), np.full(n, upper))
+    assert best_s >= (1 - promised) * own_s.max() - 1e-12
+
+
+def test_balanced_shares_are_not_searched_however_wrong_the_curves_were():
+    """Every rank takes a quarter longer than its curve said at the new size, all alike: nothing is to be gained."""
+
+    def truth(step: int, rank: int, rows: int, all_rows: Sequence[int]) -> float:
+        del step, all_rows
+        return (0.1 + 0.004 * rows) if rank == 0 and rows > 50 else 0.26 + 0.0001 * rows
+
+    searcher = PureSearcher()
+    run = play(written(truth), 300, searcher)
+    assert len(run.allocations) > 1
+    assert {start.problem.kind for start in searcher.started} == {"model"}
 
 
 # ------------------------------------------------------------------ A B A B
