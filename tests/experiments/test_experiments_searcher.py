@@ -25,6 +25,7 @@ def measured(searcher: HelperSearcher, seed: int) -> list[Event]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_seed_has_one_answer_whatever_the_helper_searched_before() -> None:
     with HelperSearcher() as searcher:
         first, other, again = (measured(searcher, seed) for seed in (1, 2, 1))

@@ -241,6 +241,7 @@ def test_a_process_that_cannot_begin_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_ax_answers_alike_for_a_seed_whatever_was_searched_before(helper: SearchHelper) -> None:
     problem = mixed(8)
     answers = []
@@ -250,11 +251,12 @@ def test_ax_answers_alike_for_a_seed_whatever_was_searched_before(helper: Search
         assert isinstance(reply, Finished), reply
         answers.append((reply.local_batch_sizes, reply.objective, reply.num_trials))
     assert answers[0] == answers[2]
-    tiled = [dialogue(helper, mixed(8, 96, "measured", 10), seed=5) for _ in range(2)]
+    tiled = [dialogue(helper, mixed(8, 96, "measured", 8), seed=5) for _ in range(2)]
     assert tiled[0][:-1] == tiled[1][:-1], "the same trials in the same order"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_ax_searches_measured_tiles_and_beats_the_exact_split(helper: SearchHelper) -> None:
     problem = mixed(8, 96, "measured", 10)
     said = dialogue(helper, problem)
@@ -266,6 +268,7 @@ def test_ax_searches_measured_tiles_and_beats_the_exact_split(helper: SearchHelp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_ax_lives_with_trials_that_are_refused(helper: SearchHelper) -> None:
     problem = mixed(8, kind="measured", max_trials=10)
     helper.start("a", 0, problem)
