@@ -78,14 +78,14 @@ def _transient(quick: bool) -> DemoSettings:
             ScriptedEvent(rank=2, factor=3.0, onset_step=45, num_steps=30),
             ScriptedEvent(rank=None, factor=1.5, onset_step=100, num_steps=15),
         )
-        return DemoSettings(scenario="transient", num_epochs=1, repeats=22, time_scale=0.45, script=script)
+        return DemoSettings(scenario="transient", num_epochs=1, repeats=22, time_scale=0.42, script=script)
     events = (
         ScriptedEvent(rank=2, factor=2.0, onset_step=60, num_steps=60),
         ScriptedEvent(rank=0, factor=3.0, onset_step=170, num_steps=60),
         ScriptedEvent(rank=None, factor=1.5, onset_step=258, num_steps=30),
         ScriptedEvent(rank=3, factor=2.0, onset_step=320, num_steps=20, repeats=3, pause_steps=20),
     )
-    return DemoSettings(scenario="transient", num_epochs=3, repeats=27, time_scale=0.45, script=events)
+    return DemoSettings(scenario="transient", num_epochs=3, repeats=27, time_scale=0.42, script=events)
 
 
 def _growth(quick: bool) -> DemoSettings:
@@ -110,7 +110,7 @@ def _tiles(quick: bool) -> DemoSettings:
     return DemoSettings(
         scenario="tiles",
         num_epochs=1 if quick else 2,
-        repeats=36,
+        repeats=32,
         time_scale=0.45,
         shape=StepTimeShape(tile_rows=32),
     )

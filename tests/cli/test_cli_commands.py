@@ -36,6 +36,12 @@ def test_workers_are_kinds_and_counts(capsys: pytest.CaptureFixture[str], entry:
     assert f"--workers {entry!r} is not KIND=COUNT" in err
 
 
+def test_an_unknown_scenario_is_refused_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run_cli(capsys, "demo", "--scenario", "growht")
+    assert code == 2
+    assert "did you mean 'growth'" in err
+
+
 def test_help_loads_nothing_heavy() -> None:
     program = (
         "import sys\n"
