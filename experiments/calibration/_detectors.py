@@ -36,6 +36,7 @@ class Detector:
     Attributes:
         name: as it stands in the tables.
         thresholds: what is tried when it is tuned, increasing.
+        textbook: the threshold where tuning fails.
         statistic: ``|statistic|`` per step and worker of standardised samples of shape ``[steps, workers]``, if no
             alarm sets it back; None where alarms have to be followed step by step.
         step: the recursion: ``(memory, sample) -> (statistic, memory)`` over workers, ``memory`` None at the start.
@@ -43,6 +44,7 @@ class Detector:
 
     name: str
     thresholds: tuple[float, ...]
+    textbook: float
     statistic: Callable[[FloatArray], FloatArray] | None = None
     step: Statistic | None = None
 
@@ -62,11 +64,19 @@ def standardise(log_s: FloatArray) -> FloatArray:
     return result
 
 
-def alarms(detector: Detector, samples: FloatArray, threshold: float) -> BoolArray:
-    """Return at which steps the detector raises an alarm, shape ``[steps, workers]``."""
+def alarms(detector: Detector, samples: FloatArray, threshold: float, series: FloatArray | None = None) -> BoolArray:
+    """Return at which steps the detector raises an alarm, shape ``[steps, workers]``.
+
+    Args:
+        detector: which one.
+        samples: standardised samples, shape ``[steps, workers]``.
+        threshold: of its statistic.
+        series: the statistic, where it is known already.
+    """
     raised = np.zeros(samples.shape, dtype=np.bool_)
     silent = np.zeros(samples.shape[1], dtype=np.int64)
-    series = detector.statistic(samples) if detector.statistic else None
+    if series is None and detector.statistic is not None:
+        series = detector.statistic(samples)
     memory: FloatArray | None = None
     for step in range(len(samples)):
         if series is not None:
@@ -81,12 +91,13 @@ def alarms(detector: Detector, samples: FloatArray, threshold: float) -> BoolArr
     return raised
 
 
-def tune(detector: Detector, samples: FloatArray, most_alarms: float) -> float:
-    """Return the least of the detector's thresholds with at most so many alarms over all workers."""
+def tune(detector: Detector, samples: FloatArray, most_alarms: float) -> float | None:
+    """Return the least of the detector's thresholds with at most so many alarms over all workers, None if none has."""
+    series = detector.statistic(samples) if detector.statistic else None
     for threshold in detector.thresholds:
-        if alarms(detector, samples, threshold).sum() <= most_alarms:
+        if alarms(detector, samples, threshold, series).sum() <= most_alarms:
             return threshold
-    return detector.thresholds[-1]
+    return None
 
 
 def _cusum(sample: FloatArray, memory: FloatArray | None) -> tuple[FloatArray, FloatArray]:
@@ -123,10 +134,10 @@ def _mann_whitney(samples: FloatArray) -> FloatArray:
 
 
 DETECTORS: Sequence[Detector] = (
-    Detector("cusum", tuple(np.geomspace(5, 160, 26).tolist()), step=_cusum),
-    Detector("page_hinkley", tuple(np.geomspace(10, 320, 26).tolist()), step=_page_hinkley),
-    Detector("ewma", tuple(np.geomspace(3, 24, 26).tolist()), step=_ewma),
-    Detector("mann_whitney", tuple(np.linspace(2.3, 4.9, 27).tolist()), statistic=_mann_whitney),
+    Detector("cusum", tuple(np.geomspace(5, 320, 31).tolist()), 5.0, step=_cusum),
+    Detector("page_hinkley", tuple(np.geomspace(10, 640, 31).tolist()), 50.0, step=_page_hinkley),
+    Detector("ewma", tuple(np.geomspace(3, 96, 31).tolist()), 3.0, step=_ewma),
+    Detector("mann_whitney", tuple(np.linspace(2.3, 4.9, 27).tolist()), 3.09, statistic=_mann_whitney),
 )
 
 BY_NAME: Mapping[str, Detector] = {detector.name: detector for detector in DETECTORS}

@@ -152,10 +152,17 @@ class SplineSplit:
         return Shares(local_batch_sizes=plan.local_batch_sizes, step_time_s=plan.step_time_s)
 
     def rescale(self, state: SplineSplitState, factors: Mapping[int, float]) -> SplineSplitState:
-        """Move the scales of ranks that a trigger names, and review at once: its test stands for the clean steps."""
+        """Move the scales of ranks that a trigger names, and review at once: its test stands for the clean steps.
+
+        Where all ranks changed alike no split is better for it: what was judged so far stays judged.
+        """
         book = state.book
         for rank, factor in factors.items():
             book = book.rescale(rank, factor)
+        if len(factors) == state.problem.num_workers and len(set(factors.values())) == 1:
+            recent = state.recent_log_s + math.log(next(iter(factors.values())))
+            recent.setflags(write=False)
+            return replace(state, book=book, recent_log_s=recent)
         return self._review(replace(_unjudged(state), book=book), confident=True)
 
     def applied(self, state: SplineSplitState, applied: AllocationApplied) -> SplineSplitState:
