@@ -28,7 +28,7 @@ from rich.console import Console
 
 from experiments._harness import Findings, Settings, print_table, to_document
 from experiments.calibration._bounds import Budget, Result
-from experiments.calibration._figures import draw
+from experiments.calibration._figures import CHARTS, draw
 from experiments.calibration._goals import FIGURES, verdicts
 
 __all__ = ["MODULES", "Measure", "main"]
@@ -60,6 +60,10 @@ class _Run:
     def is_whole(self) -> bool:
         """Whether every module asked for was measured."""
         return all(module["status"] == "ok" for module in self.modules.values())
+
+    def is_measured(self, table: str) -> bool:
+        """Whether the module that a table belongs to was measured."""
+        return self.modules.get(table.partition(".")[0], {}).get("status") == "ok"
 
     def take(self, name: str, result: Result) -> None:
         """Add a module's findings; a named figure comes from the module that it belongs to alone."""
@@ -97,7 +101,7 @@ def load(name: str) -> Measure:
 
 def measure_one(run: _Run, name: str, loader: Callable[[str], Measure]) -> None:
     """Measure one module into ``run``; whatever goes wrong there is its own status."""
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     status: dict[str, Any] = {"status": "ok"}
     try:
         result = loader(name)(run.budget)
@@ -109,7 +113,8 @@ def measure_one(run: _Run, name: str, loader: Callable[[str], Measure]) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}:{where.lineno}"
         status = {"status": "failed", "error": f"{type(error).__name__}: {error} ({place})"}
-    run.modules[name] = status | {"wall_s": round(time.perf_counter() - started, 2)}
+    wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+    run.modules[name] = status | {"wall_s": round(wall_s, 2), "cpu_s": round(cpu_s, 2)}
 
 
 def main(argv: Sequence[str] | None = None, loader: Callable[[str], Measure] = load) -> int:
@@ -134,12 +139,15 @@ def main(argv: Sequence[str] | None = None, loader: Callable[[str], Measure] = l
         measure_one(run, name, loader)
         _write(parsed.json, run.document(command))
         module = run.modules[name]
-        _say(started, f"{name}: {module['status']} after {module['wall_s']} s {module.get('error', '')}".rstrip())
+        took = f"after {module['wall_s']} s (cpu {module['cpu_s']} s)"
+        _say(started, f"{name}: {module['status']} {took} {module.get('error', '')}".rstrip())
     drawings = draw(run.tables)
     for title, svg in drawings.items():
         parsed.json.with_name(f"{parsed.json.stem}-{title}.svg").write_text(svg, encoding="utf-8")
     _print(run)
-    _say(started, f"written: {parsed.json} and {len(drawings)} drawings beside it")
+    absent = [chart.name for chart in CHARTS if run.is_measured(chart.table) and chart.name not in drawings]
+    more = f"; not drawn, since their tables have changed: {', '.join(absent)}" if absent else ""
+    _say(started, f"written: {parsed.json} and {len(drawings)} drawings beside it{more}")
     return 0 if run.is_whole else 1
 
 
@@ -216,7 +224,7 @@ def _print(run: _Run) -> None:
         for row, figure in zip(verdicts(run.figures, run.tables), FIGURES, strict=True)
         if figure.module in run.modules
     ]
-    print_table("calibration", asked, console)
+    print_table("calibration (?: the goal lies within the 95 % bounds)", asked, console)
     for name, module in run.modules.items():
         if module["status"] != "ok":
             console.print(f"{name}: {module['status']}: {module['error']}", markup=False, highlight=False)

@@ -62,7 +62,7 @@ def bounds_of(name: str, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> t
 def verdicts(figures: Mapping[str, float], tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
     """Return the published table: figure, value, 95 % bounds, goal, and whether it is met.
 
-    A goal that lies within the bounds is met or missed by the value alone; the table says so.
+    A goal that lies within the bounds is met or missed by the value alone, which is marked with a "?".
     """
     rows: list[Row] = []
     for figure in FIGURES:
@@ -87,5 +87,4 @@ def _met(value: float | None, bounds: tuple[float, float] | None, at_most: float
     if at_most is None:
         return "no goal"
     low, high = bounds or (-math.inf, -math.inf)
-    doubt = ", within the bounds" if low <= at_most < high else ""
-    return ("yes" if value <= at_most else "no") + doubt
+    return ("yes" if value <= at_most else "no") + ("?" if low <= at_most < high else "")
