@@ -143,7 +143,9 @@ class StepRecord:
         sync_s: from the last local gradient to the end of the reduction.
         step_s: wall time of the whole step.
         weighted_sq_norm: ``sum_j rows_j |g_j|^2`` over this rank's gradient groups (micro-batches; without
-            accumulation one group), of the unweighted, unscaled, unclipped local mean gradient; None if not measured.
+            accumulation one group), of the unweighted, unscaled, unclipped local mean gradient, after Adam's
+            preconditioner where there is one. Under token weights a group's rows are its share of the step's tokens
+            times the step's rows. None if not measured.
         num_groups: number of groups with rows in that sum.
         num_norm_steps: consecutive steps whose gradients are the groups of one estimate. 2 only where a single worker
             without micro-batches has nothing else to compare: the sums are over both steps' rows, ``global_sq_norm``
