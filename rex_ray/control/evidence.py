@@ -17,6 +17,9 @@ from rex_ray.core.types import StepFlag
 
 __all__ = ["observe_step"]
 
+_FEWEST_BEFORE = 4
+"""Steps before a switch that stand for the old shares, even where it was taken up sooner."""
+
 
 def observe_step(rules: Rules, state: ControllerState, event: StepObserved) -> Outcome:
     """A complete step: evidence, and the only proof that an allocation was applied."""
@@ -52,7 +55,9 @@ def _apply(
     """The first complete step under what was published: it is applied, and measured against what was before."""
     assert isinstance(state.phase, Starting | Switching)
     old_rows = state.phase.allocation.global_batch_size if isinstance(state.phase, Switching) else 0
-    past = state.gauge.slowest_us
+    lag_steps = event.step - published.decided_step
+    # What called for the change was at work by the time it was decided; before that, it may not have been.
+    past = state.gauge.slowest_us[-max(_FEWEST_BEFORE, lag_steps) :]
     gauge = Gauge(
         before_us=int(statistics.median(past)) if past and old_rows else None,
         before_rows=old_rows,
@@ -62,7 +67,7 @@ def _apply(
         step=event.step,
         version=phase.allocation.version,
         local_batch_sizes=phase.allocation.local_batch_sizes,
-        lag_steps=event.step - published.decided_step,
+        lag_steps=lag_steps,
     )
     now = replace(state, phase=phase, gauge=gauge, last_unheeded=None)
     told = ask(rules, now, AllocationApplied(allocation=phase.allocation, step=event.step))

@@ -76,6 +76,8 @@ class Withdrawn:
 class Measured:
     """What a change brought: medians of the slowest worker's own time over clean steps before and after.
 
+    Before are those from the decision to the switch, four at least: the old shares in the world that was decided on.
+
     ``gain`` is the fraction of that time saved *per row*, so that it also reads right across a change of the global
     batch; at an unchanged one it is the fraction of step time saved.
     """

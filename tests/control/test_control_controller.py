@@ -303,6 +303,17 @@ def test_a_change_is_measured_against_what_was_before():
     assert measured.gain == pytest.approx(0.3)
 
 
+def test_a_change_that_answers_a_slowdown_is_measured_against_the_slow_steps():
+    controller = running(Scripted(*[Keep(reason="-")] * 15, move(20, 12, gain=0.4)))
+    for step in range(20):
+        slow = step >= 12
+        controller.handle(step_of(step, 1, own_us=(200_000 if slow else 100_000, 40_000)))
+    for step in range(20, 40):
+        controller.handle(step_of(step, 2, own_us=(120_000, 60_000)))
+    (measured,) = [note for note in controller.take_notes() if isinstance(note, Measured)]
+    assert (measured.before_us, measured.after_us) == (200_000, 120_000)
+
+
 def search_for(plan: tuple[int, ...]) -> Search:
     curve = StepTimeCurve(knot_rows=np.array([0.0, 64.0]), knot_s=np.array([0.1, 0.5]), max_trusted_rows=128)
     problem = SearchProblem(
