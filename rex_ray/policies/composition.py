@@ -151,7 +151,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         if isinstance(batch, BatchPlan):
             change = self._grow(after, batch)
             if "growth" not in self.advising:
-                return replace(change, findings=tuple(findings)), after
+                return replace(change, findings=(*findings, *_said(sought))), after
             findings.append(_advice(change, "growth"))
         elif isinstance(batch, Finding):
             findings.append(batch)
@@ -235,6 +235,11 @@ def _because_of(alarm: Alarm | None, decision: Reallocate) -> Reallocate:
         reason=f"{alarm.reason}; {decision.reason}",
         evidence={**alarm.evidence, **decision.evidence},
     )
+
+
+def _said(answer: object) -> tuple[Finding, ...]:
+    """Return a part's finding, which nobody may lose who decides otherwise."""
+    return (answer,) if isinstance(answer, Finding) else ()
 
 
 def _found(alarm: Alarm) -> Finding:

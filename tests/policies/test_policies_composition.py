@@ -1,0 +1,150 @@
+"""The composition alone: whose word counts when several parts speak at the same step, and that none is lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from policy_worlds import group, observed
+
+from rex_ray.core.observations import AllocationApplied
+from rex_ray.core.types import Allocation
+from rex_ray.policies.base import ChangeGlobalBatch, Finding, Keep, Proposal, Reallocate
+from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
+from rex_ray.policies.composition import Composition
+from rex_ray.policies.fixed_split import FixedSplit
+from rex_ray.policies.seams import Alarm, BatchPlan
+
+RNG = np.random.default_rng(0)
+PROBLEM = group(["T4"] * 2, 32)
+OFFER = Reallocate(proposal=Proposal(local_batch_sizes=(12, 20)), reason="the split's offer")
+SEARCHED = Reallocate(proposal=Proposal(local_batch_sizes=(14, 18)), reason="the search's", search_id="s")
+ALARM = Alarm(factors={0: 2.0}, verdict="slow", reason="rank 0 is slow")
+PLAN = BatchPlan(global_batch_size=64, lr_factor=1.5, reason="grow")
+
+
+def said(part: Any) -> Finding:
+    return Finding(part=part, verdict="keep", reason=f"{part} keeps")
+
+
+@dataclass(frozen=True)
+class Growing(FixedBatch):
+    answer: Any = None
+
+    def observe(self, state, step, model):
+        return self.answer, state
+
+
+@dataclass(frozen=True)
+class Splitting(FixedSplit):
+    answer: Any = "nothing better"
+    told: list = field(default_factory=list)
+
+    def propose(self, state):
+        return self.answer
+
+    def rescale(self, state, factors):
+        self.told.append(dict(factors))
+        return state
+
+
+@dataclass(frozen=True)
+class Watching(NoTrigger):
+    answer: Any = None
+
+    def observe(self, state, step, model):
+        return self.answer, state
+
+
+@dataclass(frozen=True)
+class Searching(NoSearch):
+    answer: Any = None
+    is_busy: bool = False
+
+    def busy(self, state):
+        return self.is_busy
+
+    def observe(self, state, step, model, look):
+        return self.answer, state
+
+
+def decide(growth=None, split="nothing better", trigger=None, search=None, busy=False, advising=()):
+    policy = Composition(
+        name="test",
+        growth=Growing(answer=growth),
+        split=Splitting(answer=split),
+        trigger=Watching(answer=trigger),
+        search=Searching(answer=search, is_busy=busy),
+        advising=frozenset(advising),
+    )
+    _, state = policy.init(PROBLEM)
+    allocation = Allocation(version=1, local_batch_sizes=(16, 16), lr_factor=0.5)
+    _, state = policy.decide(state, AllocationApplied(allocation=allocation, step=0), RNG)
+    decision, _ = policy.decide(state, observed(0, (16, 16), (1e5, 1e5)), RNG)
+    return decision, policy
+
+
+def parts_of(decision) -> list[str]:
+    return [finding.part for finding in decision.findings]
+
+
+def test_every_part_that_keeps_is_heard():
+    decision, _ = decide(said("growth"), said("split"), said("trigger"), said("search"))
+    assert isinstance(decision, Keep)
+    assert sorted(parts_of(decision)) == ["growth", "search", "split", "trigger"]
+
+
+@pytest.mark.parametrize("growth", [PLAN, said("growth"), None])
+@pytest.mark.parametrize("split", [OFFER, said("split")])
+@pytest.mark.parametrize("search", [SEARCHED, said("search"), None])
+@pytest.mark.parametrize("trigger", [ALARM, said("trigger"), None])
+@pytest.mark.parametrize("busy", [True, False])
+def test_no_finding_is_lost_whoever_decides(growth, split, search, trigger, busy):
+    if busy and trigger is not None:
+        return  # a trigger is not asked while candidates run
+    decision, _ = decide(growth, split, trigger, search, busy)
+    for answer in (growth, split, search, trigger):
+        if isinstance(answer, Finding):
+            assert answer in decision.findings
+
+
+def test_growth_goes_first_then_an_alarm_then_a_search_that_measures_then_the_split():
+    decision, _ = decide(PLAN, OFFER, ALARM, SEARCHED)
+    assert isinstance(decision, ChangeGlobalBatch)
+    decision, policy = decide(None, OFFER, ALARM, SEARCHED)
+    assert decision.proposal.local_batch_sizes == (12, 20)
+    assert decision.reason.startswith("rank 0 is slow; ")
+    assert policy.split.told == [{0: 2.0}]
+    decision, _ = decide(None, OFFER, None, SEARCHED, busy=True)
+    assert decision.proposal.local_batch_sizes == (14, 18)
+    decision, _ = decide(None, OFFER, None, SEARCHED)
+    assert decision.proposal.local_batch_sizes == (12, 20)
+    decision, _ = decide(None, OFFER, None, None, busy=True)
+    assert isinstance(decision, Keep)
+
+
+def test_a_re_split_leaves_the_learning_rate_as_it_is():
+    assert decide(split=OFFER)[0].proposal.lr_factor == 0.5
+    assert decide(search=SEARCHED)[0].proposal.lr_factor == 0.5
+    assert decide(growth=PLAN)[0].proposal.lr_factor == 1.5
+
+
+@pytest.mark.parametrize(
+    ("part", "speaks"),
+    [("growth", {"growth": PLAN}), ("split", {"split": OFFER}), ("search", {"search": SEARCHED})],
+)
+def test_a_part_that_advises_is_noted_and_not_followed(part, speaks):
+    decision, _ = decide(**speaks, advising=[part])
+    assert isinstance(decision, Keep)
+    (advice,) = [finding for finding in decision.findings if finding.verdict == "advises"]
+    assert advice.part == part
+    assert advice.proposal is not None
+
+
+def test_an_alarm_that_only_advises_reaches_nobody():
+    decision, policy = decide(split=OFFER, trigger=ALARM, advising=["trigger"])
+    assert parts_of(decision) == ["trigger"]
+    assert decision.reason == OFFER.reason
+    assert policy.split.told == []
