@@ -86,6 +86,11 @@ class NoSearch:
         del result, model
         return "no search was asked for", state
 
+    def doubts(self, state: None) -> bool:
+        """Never: nothing is compared here."""
+        del state
+        return False
+
     def holds(self, state: None, offer: Reallocate) -> None:
         """Speak for no shares."""
         del state, offer

@@ -29,6 +29,7 @@ from rex_ray.policies.base import (
     Search,
     TellTrial,
 )
+from rex_ray.policies.doubted import DoubtedModel
 from rex_ray.policies.limits import equal_shares, resumed_shares, share_bounds
 from rex_ray.policies.seams import Alarm, BatchPlan, Growth, SearchPart, SearchView, Split, Trigger
 
@@ -120,7 +121,10 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         # The trigger compares with what was expected *before* this step could teach the split otherwise.
         verdict, trigger, trusted = None, state.trigger, None
         if not self.search.busy(state.search):
-            verdict, trigger = self.trigger.observe(state.trigger, step, self.split.model(state.split))
+            known = self.split.model(state.split)
+            if known is not None and state.allocation is not None and self.search.doubts(state.search):
+                known = DoubtedModel(inner=known, sizes=state.allocation.local_batch_sizes)
+            verdict, trigger = self.trigger.observe(state.trigger, step, known)
             trusted = self.trigger.trusted(trigger)
         split = self.split.observe(state.split, step, trusted)
         alarm = verdict if isinstance(verdict, Alarm) else None

@@ -206,6 +206,10 @@ class SearchPart(Protocol[SearchT]):
         """Turn a search's result into a proposal, or say why not."""
         ...
 
+    def doubts(self, state: SearchT) -> bool:
+        """Whether the model has been caught erring, so that its word on other sizes must not pass for the truth."""
+        ...
+
     def holds(self, state: SearchT, offer: Reallocate) -> Finding | None:
         """Say why an offer of the split is held back (measured shares promise more), or None; never an alarm's."""
         ...

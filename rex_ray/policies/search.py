@@ -14,7 +14,7 @@ import numpy as np
 
 from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved, TrialRequested
 from rex_ray.core.search_problem import SearchKind
-from rex_ray.core.types import IntArray, Problem, StepFlag
+from rex_ray.core.types import IntArray, Problem, StepFlag, read_only
 from rex_ray.policies.base import Finding, Proposal, Reallocate, Search, TellTrial
 from rex_ray.policies.limits import share_bounds
 from rex_ray.policies.seams import Model, SearchView
@@ -76,6 +76,10 @@ class AxSearch:
         """Whether trials or a duel are under way, or their outcome is being put in place."""
         stage = state.stage
         return isinstance(stage, TimedTrial | Duel) or (isinstance(stage, Placing) and not stage.yields)
+
+    def doubts(self, state: SearchState) -> bool:
+        """Whether the curves were far off lately, or measured shares run because they were."""
+        return state.doubts or state.vouched is not None
 
     def holds(self, state: SearchState, offer: Reallocate) -> Finding | None:
         """Say why an offer of the split is held back: it promises less than what runs would have to be wrong by."""
@@ -157,7 +161,7 @@ class AxSearch:
         if shares == state.sizes:
             return state
         own_s = None if model is None else model.own_s(shares)
-        watch = ShareWatch(predicted_s=None if own_s is None else float(own_s.max()))
+        watch = ShareWatch(predicted_own_s=None if own_s is None else read_only(own_s, np.float64))
         state, old = replace(state, sizes=shares, watch=watch), state
         if old.sizes is None or sum(old.sizes) != sum(shares):
             ended = _ended(old.stage, "the global batch changed") if old.sizes is not None else None
@@ -181,7 +185,11 @@ class AxSearch:
             state = replace(state, vouched=replace(state.vouched, recent_s=recent))
         watch = state.watch
         if watch.num_clean < self.rules.settle_steps:
-            return None, replace(state, watch=watched(self.rules, watch, step)) if is_clean(step, sizes) else state
+            if not is_clean(step, sizes):
+                return None, state
+            watch = watched(self.rules, watch, step)
+            doubts = state.doubts if watch.distortion is None else watch.distortion > self.rules.max_distortion
+            return None, replace(state, watch=watch, doubts=doubts)
         if look.offer is not None or model is None or state.problem.num_workers < 2:
             return None, state
         if state.wants_model:

@@ -22,6 +22,8 @@ class SearchRules:
         alpha: and the level of the rank test beside it.
         min_mismatch: relative error of a prediction from which on the curves are taken to be structurally wrong; and
             the least that other shares must be able to save, see ``hope``.
+        max_distortion: error of some rank's predicted time beyond which the curves' word on other sizes is not used
+            to tell a change of speed; a trigger takes smaller ones for what they are.
         watch_steps: clean steps that a prediction is compared with.
         settle_steps: clean steps of the same shares after which the split counts as settled: its first three reviews.
         trial_steps: clean steps that time a trial, and a leg of the duel.
@@ -49,6 +51,7 @@ class SearchRules:
     min_measured_gain: float = 0.01
     alpha: float = 0.05
     min_mismatch: float = 0.05
+    max_distortion: float = 0.2
     watch_steps: int = 16
     settle_steps: int = 25
     trial_steps: int = 10

@@ -44,22 +44,25 @@ class ShareWatch:
     """How the present shares compare with what the curves promised when they were put in place.
 
     Attributes:
-        predicted_s: the slowest rank's own time as predicted before the first step under them; None: unknown.
+        predicted_own_s: every rank's own time as predicted before the first step under them, shape ``[n]``; None:
+            unknown.
         num_clean: clean steps so far, no further than a judgement needs.
         own_s: own times of the first of them, shape ``[k, n]``, until they are judged; None afterwards and before.
         slowest_s: median own time of the slowest rank, once judged.
         typical_s: every rank's median own time, shape ``[n]``, once judged.
         doubt: standard error of a rank's median, relative, once judged.
-        mismatch: relative error of the prediction, once judged.
+        mismatch: relative error of the predicted step time, once judged.
+        distortion: largest relative error of any rank's prediction, once judged.
     """
 
-    predicted_s: float | None = None
+    predicted_own_s: FloatArray | None = None
     num_clean: int = 0
     own_s: FloatArray | None = None
     slowest_s: float | None = None
     typical_s: FloatArray | None = None
     doubt: float = 1.0
     mismatch: float | None = None
+    distortion: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +208,7 @@ class SearchState:
         watch: how the present shares do.
         stage: what is going on; None: nothing.
         vouched: present shares that a measurement speaks for.
+        doubts: the curves were far off when they were last compared with what came of them.
         news: a finding that waits for the next step to be told.
     """
 
@@ -216,4 +220,5 @@ class SearchState:
     watch: ShareWatch = field(default_factory=ShareWatch)
     stage: Stage = None
     vouched: Vouched | None = None
+    doubts: bool = False
     news: Finding | None = None

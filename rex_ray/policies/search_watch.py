@@ -35,13 +35,19 @@ def _judged(rules: SearchRules, watch: ShareWatch, own_s: FloatArray) -> ShareWa
     rho = rules.autocorrelation
     doubt = 1.25 * float(spread.max()) / math.sqrt(len(own_s) * (1 - rho) / (1 + rho))
     slowest_s = max(float(typical.max()), 1e-6)
+    mismatch, distortion = None, None
+    if watch.predicted_own_s is not None:
+        predicted = np.maximum(watch.predicted_own_s, 1e-9)
+        mismatch = abs(slowest_s / float(predicted.max()) - 1.0)
+        distortion = float(np.abs(typical / predicted - 1.0)[watch.predicted_own_s > 0].max(initial=0.0))
     return replace(
         watch,
         own_s=None,
         typical_s=read_only(typical, np.float64),
         slowest_s=max(float(np.median(own_s.max(axis=1))), 1e-6),
         doubt=doubt,
-        mismatch=None if watch.predicted_s is None else abs(slowest_s / watch.predicted_s - 1.0),
+        mismatch=mismatch,
+        distortion=distortion,
     )
 
 

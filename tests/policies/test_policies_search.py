@@ -27,6 +27,7 @@ from rex_ray.core.observations import AllocationApplied, TrialRequested
 from rex_ray.core.types import Allocation
 from rex_ray.policies import base
 from rex_ray.policies.base import Finding, Proposal, Reallocate
+from rex_ray.policies.doubted import DoubtedModel
 from rex_ray.policies.registry import make_policy
 from rex_ray.policies.seams import Alarm, SearchView
 from rex_ray.policies.search import AxSearch
@@ -127,6 +128,28 @@ def test_with_tiles_a_measured_search_adopts_a_plan_faster_than_the_exact_split_
     assert adopted.evidence["measured_gain"] > 0.1
     assert adopted.evidence["effect"] == 1.0
     assert adopted.evidence["num_samples"] == 40
+
+
+def test_curves_that_erred_are_not_taken_for_changes_of_speed():
+    """Eight workers whose every other size falls into another tile: a trigger that trusts the curves cries wolf."""
+    shape, devices = StepTimeShape(tile_rows=32), ("T4",) * 4 + ("V100",) * 4
+    scenario = mixed_cluster(
+        devices, "resnet50", global_batch_size=512, shape=shape, noise=NoiseModel.dedicated(), seed=0
+    )
+    run = play(scenario, 450)
+    best_s = true_optimum(scenario.timelines, 512).step_time_s
+    assert true_s(scenario, run.allocations[-1][1].local_batch_sizes) <= 1.001 * best_s
+    assert [found.verdict for found in findings(run, "trigger") if found.verdict in ("slow", "recovered")] == []
+
+
+def test_a_doubted_model_speaks_of_what_runs_and_of_memory_only():
+    _, _, model, _ = in_mid_trial()
+    doubted = DoubtedModel(inner=model, sizes=(96, 32))
+    assert doubted.own_s((96, 32)).tolist() == model.own_s((96, 32)).tolist()
+    assert doubted.own_s(np.array([64, 64])) is None
+    assert doubted.step_time_s(128) is None
+    assert model.step_time_s(128) is not None
+    assert doubted.search_problem("model", (64, 64), 5).plan == model.search_problem("model", (64, 64), 5).plan
 
 
 @pytest.mark.parametrize("seed", range(3))
