@@ -26,7 +26,17 @@ _QUIET_STEPS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventCase:
-    """Events of one worker at a time, drawn uniformly."""
+    """Events of one worker at a time, drawn uniformly.
+
+    Attributes:
+        name: as it stands in the table.
+        shortest: fewest steps of an event.
+        longest: most steps.
+        least_factor: least slowdown.
+        largest_factor: largest slowdown.
+        mean_pause: mean number of steps between events, of which 20 at least; exactly that many where it is 20.
+        rank: whom it hits; None: anybody.
+    """
 
     name: str
     shortest: int
@@ -34,6 +44,7 @@ class EventCase:
     least_factor: float
     largest_factor: float
     mean_pause: float = 110.0
+    rank: int | None = None
 
 
 CASES = (
@@ -41,6 +52,15 @@ CASES = (
     EventCase(name="15-60 steps, 1.2-3x", shortest=15, longest=60, least_factor=1.2, largest_factor=3.0),
     EventCase(name="15-60 steps, 1.2-1.5x", shortest=15, longest=60, least_factor=1.2, largest_factor=1.5),
     EventCase(name="8-15 steps, 2x", shortest=8, longest=15, least_factor=1.8, largest_factor=2.2),
+    EventCase(
+        name="20 slow, 20 healthy, 2x",
+        shortest=20,
+        longest=20,
+        least_factor=2.0,
+        largest_factor=2.0,
+        mean_pause=20.0,
+        rank=1,
+    ),
 )
 
 
@@ -63,7 +83,7 @@ def scenario(case: EventCase, num_steps: int, seed: int) -> tuple[Scenario, int]
         if step + length + 60 > num_steps:
             break
         factor = float(rng.uniform(case.least_factor, case.largest_factor))
-        rank = int(rng.integers(len(DEVICES)))
+        rank = int(rng.integers(len(DEVICES))) if case.rank is None else case.rank
         episodes.append(Episode(rank=rank, start_step=step, num_steps=length, factor=factor))
         step += length
     world = mixed_cluster(
@@ -85,8 +105,11 @@ def play(world: Scenario, num_steps: int, **options: object) -> Played:
     return Played(seconds=float(run.step_s[_QUIET_STEPS:].sum()), num_moves=moves)
 
 
-def play_known(world: Scenario, num_steps: int, lag_steps: int | None) -> Played:
-    """Run the best shares for what was true ``lag_steps`` ago; None: those of healthy workers for ever."""
+def play_known(world: Scenario, num_steps: int, lag_steps: int | None, *, back_at_once: bool = False) -> Played:
+    """Run the best shares for what was true ``lag_steps`` ago; None: those of healthy workers for ever.
+
+    ``back_at_once`` foresees the end of each event, so that the way back costs no lag.
+    """
     profiles = [load_profile(device, WORKLOAD) for device in DEVICES]
     known: dict[tuple[float, ...], tuple[int, ...]] = {}
     total, moves, newest = 0.0, -1, None
@@ -94,6 +117,8 @@ def play_known(world: Scenario, num_steps: int, lag_steps: int | None) -> Played
         factors = tuple(
             1.0 if lag_steps is None else line.slowdown(max(step - lag_steps, 0)) for line in world.timelines
         )
+        if back_at_once and all(line.slowdown(step) == 1.0 for line in world.timelines):
+            factors = (1.0,) * len(DEVICES)
         if factors not in known:
             known[factors] = optimal_split(profiles, ROWS, list(factors)).local_batch_sizes
         shares = known[factors]

@@ -210,7 +210,7 @@ def _gap(case: EventCase, seeds: Sequence[int]) -> dict[str, Any]:
         "without_fast_path": {"trigger_fast_factor": 0.0},
         "without_trigger": {"trigger": "off"},
     }
-    spent = {name: [0.0, 0] for name in ("still", "oracle", *methods)}
+    spent = {name: [0.0, 0] for name in ("still", "oracle", "foreseen", *methods)}
     num_events = 0
     for seed in seeds:
         world, count = scenario(case, _RUN_STEPS, seed)
@@ -218,6 +218,7 @@ def _gap(case: EventCase, seeds: Sequence[int]) -> dict[str, Any]:
         played = {
             "still": play_known(world, _RUN_STEPS, None),
             "oracle": play_known(world, _RUN_STEPS, _LAG),
+            "foreseen": play_known(world, _RUN_STEPS, _LAG, back_at_once=True),
             **{name: play(world, _RUN_STEPS, **options) for name, options in methods.items()},
         }
         for name, run in played.items():
@@ -232,6 +233,7 @@ def _gap(case: EventCase, seeds: Sequence[int]) -> dict[str, Any]:
         "seed": seeds[0],
         "still_s": still,
         "oracle_late_s": oracle,
+        "oracle_back_at_once_pct": 100.0 * (still - spent["foreseen"][0]) / (still - oracle),
     }
     for name in methods:
         row[f"{name}_pct"] = 100.0 * (still - spent[name][0]) / (still - oracle)

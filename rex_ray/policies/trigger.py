@@ -16,15 +16,13 @@ from scipy.special import ndtri
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import AllocationApplied, StepObserved
-from rex_ray.core.rank_tests import compare_ranks
-from rex_ray.core.types import BoolArray, FloatArray, IntArray, Problem, StepFlag
+from rex_ray.core.types import BoolArray, FloatArray, Problem, StepFlag
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
 from rex_ray.policies.trigger_footing import advance, rebase
 from rex_ray.policies.trigger_memory import (
     BLOCK,
     LONG,
-    MIN_BLOCKS,
     NUM_RECENT,
     SHORT,
     Baseline,
@@ -34,7 +32,8 @@ from rex_ray.policies.trigger_memory import (
     Watch,
     frozen,
 )
-from rex_ray.policies.trigger_response import Change, Response
+from rex_ray.policies.trigger_response import Response
+from rex_ray.policies.trigger_tests import Changes, find_changes, run_lengths, two_level_signs
 
 __all__ = ["TwoLevelTrigger"]
 
@@ -46,9 +45,6 @@ _LONGEST_US = 86_400_000_000
 _PRIOR_FAR, _PRIOR_SEEN, _PRIOR_RUNS, _PRIOR_AGAIN = 2.0, 20.0, 5.0, 0.05
 """What is assumed of far samples before enough were seen: two in 20, and of five of them one in 20 followed by another,
 or as many as there are far samples at all where that is more."""
-
-_MIN_JOINT = 3
-"""Fewest samples from which a rank is said to have moved along with another."""
 
 _MAX_FAR_RUN = 12
 """A rank whose disturbances last as long as this is left to the two-level test, which takes nine samples."""
@@ -72,7 +68,7 @@ class TwoLevelTrigger:
         min_z: least statistic of both levels.
         min_delta: least Cliff's delta, for it no number of samples makes large.
         num_hits: hits in a row.
-        fast_factor: smallest change that the fast path judges; 0 switches it off.
+        fast_factor: smallest change that the fast path judges, if ``min_factor`` is no larger; 0 switches it off.
         fast_sds: limit of the fast path in robust sds of a sample.
         max_false_rate: false alarms of the fast path per step of the group.
         response: what is done about a change.
@@ -83,8 +79,8 @@ class TwoLevelTrigger:
     min_z: float = 3.09
     min_delta: float = 0.7
     num_hits: int = 2
-    fast_factor: float = 1.2
-    fast_sds: float = 5.0
+    fast_factor: float = 1.15
+    fast_sds: float = 4.5
     max_false_rate: float = 3e-5
     response: Response = field(default_factory=Response)
 
@@ -95,10 +91,9 @@ class TwoLevelTrigger:
             raise ConfigError(f"trigger_hits must be at least 1, got {self.num_hits}")
         if self.num_sds <= 0 or self.fast_sds <= 0:
             raise ConfigError(f"trigger_num_sds must be positive, got {self.num_sds} and {self.fast_sds}")
-        if self.fast_factor and self.fast_factor < self.min_factor:
+        if self.fast_factor and not 1.0 < self.fast_factor <= 4.0:
             raise ConfigError(
-                f"trigger_fast_factor must be 0 (off) or at least trigger_min_factor ({self.min_factor}), "
-                f"got {self.fast_factor}"
+                f"trigger_fast_factor must be 0 (off) or lie in (1, 4], e.g. 1.15, got {self.fast_factor}"
             )
         if not 0.0 < self.max_false_rate < 1.0:
             raise ConfigError(f"trigger_max_false_rate must lie in (0, 1), got {self.max_false_rate}")
@@ -132,9 +127,9 @@ class TwoLevelTrigger:
             if state.num_clean % _KEEP_EVERY == 0:
                 return self.response.keep(state), state
             return None, state
-        state, changes, finding = self._judge(state, deviation)
+        state, changes = self._judge(state, deviation)
         if changes is None:
-            return finding, state
+            return None, state
         return self.response.answer(state, changes, step, model)
 
     def trusted(self, state: TriggerState) -> BoolArray | None:
@@ -193,7 +188,7 @@ class TwoLevelTrigger:
         sds = self.num_sds * _farther(allowed, self.max_false_rate / 4) * (1 + 2 / np.maximum(baseline.num_blocks, 1))
         off = np.minimum(np.maximum(sds * baseline.block_spread, least), np.maximum(least, math.log(2.0)))
         far = np.maximum(
-            math.log(self.fast_factor or 1.2), self.fast_sds * np.maximum(baseline.spread, baseline.block_spread)
+            math.log(self.fast_factor or 2.0), self.fast_sds * np.maximum(baseline.spread, baseline.block_spread)
         )
         chance = (baseline.num_far + _PRIOR_FAR) / (baseline.num_seen + _PRIOR_SEEN)
         prior = np.maximum(_PRIOR_AGAIN, chance)
@@ -205,13 +200,11 @@ class TwoLevelTrigger:
             far_run=frozen(np.minimum(np.maximum(run, 3), _MAX_FAR_RUN).astype(np.int64)),
         )
 
-    def _judge(
-        self, state: TriggerState, deviation: FloatArray
-    ) -> tuple[TriggerState, list[Change] | None, Finding | None]:
+    def _judge(self, state: TriggerState, deviation: FloatArray) -> tuple[TriggerState, Changes | None]:
         """Look closer at a step that is not quiet: who is off, for how long, and whether it has become a change."""
         watch, limits, baseline = state.watch, state.limits, state.baseline
-        off = _run(watch.off, deviation, limits.off)
-        far = _run(watch.far, deviation, limits.far)
+        off = run_lengths(watch.off, deviation, limits.off)
+        far = run_lengths(watch.far, deviation, limits.far)
         over = (watch.far != 0) & (far * watch.far <= 0)
         lengths: tuple[int, ...] = ()
         if over.any():
@@ -222,10 +215,13 @@ class TwoLevelTrigger:
         up = np.count_nonzero(last > limits.off, axis=0)
         down = np.count_nonzero(last < -limits.off, axis=0)
         many = (np.maximum(up, down) >= SHORT // 2) & (watch.num_recent >= SHORT)
-        hits = self._test(state, many, watch.hits) if many.any() else np.zeros_like(watch.hits)
+        hits = np.zeros_like(watch.hits)
+        if many.any():
+            sign = two_level_signs(watch, baseline, limits, many, min_z=self.min_z, min_delta=self.min_delta)
+            hits = np.where(watch.hits * sign > 0, watch.hits + sign, sign)
         suspect = (off != 0) | many
         lasting = np.where(np.abs(deviation) > limits.off / 2, watch.lasting + 1, np.maximum(watch.lasting - 3, 0))
-        is_quiet = not (suspect.any() or off.any() or hits.any())
+        is_quiet = not (suspect.any() or hits.any())
         watch = Watch(
             recent=watch.recent,
             num_recent=watch.num_recent,
@@ -237,60 +233,17 @@ class TwoLevelTrigger:
             is_quiet=is_quiet,
         )
         past = state.past.remember(lengths) if lengths else state.past
-        state = replace(state, watch=watch, baseline=baseline, past=past)
+        state = TriggerState(
+            num_clean=state.num_clean, footing=state.footing, watch=watch, baseline=baseline, limits=limits, past=past
+        )
         fast = np.where(np.abs(far) >= limits.far_run, np.sign(far), 0)
         sure = np.where(np.abs(hits) >= self.num_hits, np.sign(hits), fast)
-        if not sure.any() or state.num_clean < state.past.quiet_until:
-            return state, None, None
-        return state, self._changes(state, sure, np.where(fast != 0, np.minimum(np.abs(far), LONG), SHORT)), None
-
-    def _test(self, state: TriggerState, ranks: BoolArray, hits: IntArray) -> IntArray:
-        """Return the hits of the two-level test, shape ``[n]``; only ``ranks`` are tested."""
-        watch, baseline = state.watch, state.baseline
-        result = np.zeros_like(hits)
-        for rank in ranks.nonzero()[0].tolist():
-            short = watch.recent[-SHORT:, 0, rank]
-            ordered = np.sort(short) - baseline.centre[rank]
-            effect = float(ordered[SHORT // 2 - 1 : SHORT // 2 + 1].mean())
-            limit = float(state.limits.off[rank])
-            # A change moves all samples, a cluster of spikes does not: all but one have to be half-way there.
-            if abs(effect) <= limit or (ordered[1] if effect > 0 else -ordered[-2]) <= limit / 2:
-                continue
-            window = baseline.window(rank)[None]
-            long = watch.recent[-min(LONG, int(watch.num_recent[rank])) :, 0, rank]
-            first, second = compare_ranks(short[None], window), compare_ranks(long[None], window)
-            sign = 1 if effect > 0 else -1
-            if (
-                min(sign * first.z[0], sign * second.z[0]) > self.min_z
-                and sign * first.cliffs_delta[0] > self.min_delta
-            ):
-                result[rank] = hits[rank] + sign if hits[rank] * sign >= 0 else sign
-        return result
-
-    def _changes(self, state: TriggerState, sure: IntArray, num_samples: IntArray) -> list[Change]:
-        """Return the change of every rank that moved, once one of them surely did."""
-        watch, baseline, limits = state.watch, state.baseline, state.limits
-        least = int(num_samples[sure != 0].min())
-        changes = []
-        for rank in range(sure.size):
-            count = min(int(num_samples[rank]) if sure[rank] else least, int(watch.num_recent[rank]))
-            if baseline.num_blocks[rank] < MIN_BLOCKS or count < min(least, _MIN_JOINT):
-                continue
-            effect = float(np.median(watch.recent[-count:, 0, rank])) - float(baseline.centre[rank])
-            noise = 2.5 * float(baseline.spread[rank]) if count < 6 else 0.0
-            joins = bool((np.sign(effect) == sure[sure != 0]).any()) and abs(effect) > max(limits.off[rank], noise)
-            changes.append(Change(rank=rank, effect=effect, num_samples=count, is_sure=bool(sure[rank]), joins=joins))
-        return changes
+        if not sure.any() or state.num_clean < past.quiet_until:
+            return state, None
+        return state, find_changes(state, sure, np.where(fast != 0, np.minimum(np.abs(far), LONG), SHORT))
 
 
 @lru_cache(maxsize=16)
 def _farther(rate: float, usual: float) -> float:
     """Return how many times as far out a normal sample of such a rare chance is as one of the usual chance."""
     return float(ndtri(rate) / ndtri(usual))
-
-
-def _run(run: IntArray, deviation: FloatArray, limit: FloatArray) -> IntArray:
-    """Return the length of the run of consecutive samples beyond a limit, negative below it, shape ``[n]``."""
-    sign = (deviation > limit).astype(np.int64) - (deviation < -limit)
-    result: IntArray = np.where(sign == 0, 0, np.where(run * sign > 0, run + sign, sign))
-    return result

@@ -20,6 +20,7 @@ __all__ = [
     "BLOCK",
     "LONG",
     "MIN_BLOCKS",
+    "NUM_BLOCKS",
     "NUM_LENGTHS",
     "NUM_RECENT",
     "SHORT",

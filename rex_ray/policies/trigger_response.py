@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,12 +12,14 @@ from scipy.special import ndtri
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.rank_tests import compare_ranks, one_sided_p
+from rex_ray.core.types import BoolArray, FloatArray
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
 from rex_ray.policies.trigger_gate import expected_use_steps, stakes
 from rex_ray.policies.trigger_memory import LONG, NUM_LENGTHS, SHORT, Past, TriggerState, frozen
+from rex_ray.policies.trigger_tests import Changes
 
-__all__ = ["Change", "Response"]
+__all__ = ["Response"]
 
 _SNAP = math.log(1.08)
 """A rank back within this of its first speed is back at it: estimates of a few samples are no better than that."""
@@ -33,20 +35,6 @@ _OVERTAKEN, _LONGEST_LAG = 0.7, 100
 
 _INPUT_BOUND = 0.5
 """Share of the excess that lies in waiting for data from which on a rank is called input-bound."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One rank's change of speed: the log factor ``effect``, from the median of ``num_samples``.
-
-    ``is_sure``: a test raised it for this rank; ``joins``: or it moved along with one that was.
-    """
-
-    rank: int
-    effect: float
-    num_samples: int
-    is_sure: bool
-    joins: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,31 +65,26 @@ class Response:
             raise ConfigError(f"trigger_switch_cost_steps must not be negative, got {self.switch_cost_steps}")
 
     def answer(
-        self, state: TriggerState, changes: Sequence[Change], step: StepObserved, model: Model | None
+        self, state: TriggerState, changes: Changes, step: StepObserved, model: Model | None
     ) -> tuple[Alarm | Finding | None, TriggerState]:
         """Answer changes of which at least one is sure."""
-        common = _common_effect(state, changes)
-        if common is not None:
-            return self._alarm(
-                state, [replace(change, effect=common) for change in changes], step, model, "cluster-wide"
-            )
-        moving = [change for change in changes if change.is_sure or change.joins]
-        ready = [change for change in moving if not self._is_flapping(state, change)]
-        if not any(change.is_sure for change in ready):
-            held = _evidence(state, moving, step)
-            reason = (
-                f"rank {moving[0].rank} is back for {held['num_lasting']:.0f} steps; it soon was slow again of late"
-            )
-            return self._hold(state, "held: flapping", reason, held)
-        slower = [change for change in ready if change.effect > 0]
+        if _is_common(state, changes):
+            together = np.full(changes.effect.size, float(np.median(changes.effect)))
+            everyone = np.ones(changes.effect.size, dtype=np.bool_)
+            return self._alarm(state, replace(changes, effect=together), everyone, step, model, "cluster-wide")
+        past = state.past
+        flaps = (past.hold > self.cooldown_steps) & changes.moved
+        waiting = flaps & (past.level > 0) & (changes.effect < 0) & (state.watch.lasting < past.hold)
+        ready = changes.moved & ~waiting
+        if not (ready & changes.is_sure).any():
+            return self._hold(state, changes, waiting, step, "held: flapping")
+        slower = ready & (changes.effect > 0)
         # A rank that goes back and forth is moved for good: its recoveries are held, so the move pays again each time.
-        flaps = any(state.past.hold[change.rank] > self.cooldown_steps for change in slower)
-        if slower and not flaps and not any(change.effect < 0 and change.is_sure for change in ready):
-            refusal = self._too_dear(state, slower, step)
-            if refusal is not None:
-                return refusal
-        verdict = "slow" if slower else "recovered"
-        return self._alarm(state, ready, step, model, verdict)
+        if slower.any() and not (flaps & slower).any() and not (ready & changes.is_sure & ~slower).any():
+            price = self._price(state, changes, slower)
+            if price["seen_us"] < price["cost_us"]:
+                return self._hold(state, changes, slower, step, "held: cost", price)
+        return self._alarm(state, changes, ready, step, model, "slow" if slower.any() else "recovered")
 
     def review(self, state: TriggerState) -> tuple[Alarm, TriggerState]:
         """Have shares looked at that were decided before the newest alarm: its own re-split was overtaken by them."""
@@ -129,86 +112,77 @@ class Response:
             past, alarm_step=-1, is_review_due=overtaken, lag_steps=past.lag_steps + (waited - past.lag_steps) / 4
         )
 
-    def _is_flapping(self, state: TriggerState, change: Change) -> bool:
-        past, rank = state.past, change.rank
-        return bool(
-            past.level[rank] > 0
-            and change.effect < 0
-            and state.watch.lasting[rank] < past.hold[rank]
-            and past.hold[rank] > self.cooldown_steps
-        )
-
-    def _too_dear(
-        self, state: TriggerState, slower: Sequence[Change], step: StepObserved
-    ) -> tuple[Finding | None, TriggerState] | None:
-        """Return a refusal where the slow steps seen so far do not yet justify a move."""
+    def _price(self, state: TriggerState, changes: Changes, slower: BoolArray) -> dict[str, float]:
+        """Return what a move is expected to save and to cost, in microseconds."""
         assert state.footing is not None
+        past, rows = state.past, state.footing.sizes
         healthy = np.exp(state.footing.reference + state.baseline.centre)
-        factor = np.ones(healthy.size)
-        for change in slower:
-            factor[change.rank] = math.exp(change.effect)
-        rows = state.footing.sizes
+        slow = healthy * np.exp(np.where(slower, changes.effect, 0.0))
         some = rows > 0
-        at_stake = stakes(rows[some], healthy[some], (healthy * factor)[some])
-        age = max(int(state.watch.lasting[change.rank]) for change in slower)
-        past = state.past
-        away = past.lag_steps + self.cooldown_steps
-        cost = self.switch_cost_steps * at_stake.healthy_us + away * at_stake.loss_us
+        at_stake = stakes(rows[some], healthy[some], slow[some])
+        age = int(state.watch.lasting[slower].max())
         # Too few events to learn from: what was lost so far is the best guess of what is still to be lost.
         use = float(age)
         if len(past.lengths) >= self.min_lengths:
             use = expected_use_steps(past.lengths, age, past.lag_steps)
-        seen = use * at_stake.gain_us
-        if at_stake.gain_us <= 0 or seen >= cost:
-            return None
-        evidence = {
-            **_evidence(state, slower, step),
-            "seen_us": seen,
-            "cost_us": cost,
+        away = past.lag_steps + self.cooldown_steps
+        # Where a move saves nothing, the change is told all the same: the split has to know of it.
+        cost = self.switch_cost_steps * at_stake.healthy_us + away * at_stake.loss_us
+        return {
+            "seen_us": use * at_stake.gain_us,
+            "cost_us": cost if at_stake.gain_us > 0 else 0.0,
             "gain_us": at_stake.gain_us,
             "loss_us": at_stake.loss_us,
         }
-        reason = f"rank {slower[0].rank} has been slow for {age} steps, which cost less than a move that comes too late"
-        return self._hold(state, "held: cost", reason, evidence)
 
     def _hold(
-        self, state: TriggerState, verdict: str, reason: str, evidence: dict[str, float]
+        self,
+        state: TriggerState,
+        changes: Changes,
+        ranks: BoolArray,
+        step: StepObserved,
+        verdict: str,
+        price: Mapping[str, float] | None = None,
     ) -> tuple[Finding | None, TriggerState]:
-        if state.num_clean - state.past.said < SHORT and state.past.said >= 0:
+        """Hold an answer back and, once in a while, say so."""
+        if (state.past.said >= 0 and state.num_clean - state.past.said < SHORT) or not ranks.any():
             return None, state
+        evidence = {**_evidence(state, changes, ranks, step), **(price or {})}
+        rank, lasting = round(evidence["rank"]), round(evidence["num_lasting"])
+        reason = f"rank {rank} has been slow for {lasting} steps, too few for a move to pay that may come too late"
+        if price is None:
+            reason = f"rank {rank} is back for {lasting} steps; of late it soon was slow again"
         finding = Finding(part="trigger", verdict=verdict, reason=reason, evidence=evidence)
         return finding, replace(state, past=replace(state.past, said=state.num_clean))
 
     def _alarm(
-        self, state: TriggerState, changes: Sequence[Change], step: StepObserved, model: Model | None, verdict: str
+        self,
+        state: TriggerState,
+        changes: Changes,
+        who: BoolArray,
+        step: StepObserved,
+        model: Model | None,
+        verdict: str,
     ) -> tuple[Alarm, TriggerState]:
         """Raise the alarm, and measure from now on against the new speed."""
         assert state.footing is not None
         past, footing = state.past, state.footing
-        n = past.level.size
-        effect, who = np.zeros(n), np.zeros(n, dtype=np.bool_)
-        for change in changes:
-            back = abs(past.level[change.rank] + change.effect) < _SNAP and past.level[change.rank] != 0
-            effect[change.rank] = -past.level[change.rank] if back else change.effect
-            who[change.rank] = True
+        is_back = (past.level != 0) & (np.abs(past.level + changes.effect) < _SNAP)
+        effect = np.where(who, np.where(is_back & (verdict != "cluster-wide"), -past.level, changes.effect), 0.0)
         told = effect - _seen_by(model, state)
-        evidence = _evidence(state, changes, step)
-        shown = max(changes, key=lambda change: (change.is_sure, abs(change.effect)))
+        if verdict == "cluster-wide":
+            told = np.full(effect.size, float(np.median(told)))
+        evidence = _evidence(state, changes, who, step)
         if verdict == "slow" and evidence["data_share"] > _INPUT_BOUND:
             verdict = "input-bound"
-        age = max(int(state.watch.lasting[change.rank]) for change in changes)
         alarm = Alarm(
-            factors={int(rank): math.exp(told[rank]) for rank in who.nonzero()[0]},
+            factors={rank: math.exp(told[rank]) for rank in who.nonzero()[0].tolist()},
             verdict=verdict,
-            reason=_reason(verdict, shown, changes),
+            reason=_reason(verdict, evidence),
             evidence=evidence,
         )
-        past = _remember(past, effect, who, state.num_clean, age, self)
-        past = replace(
-            past,
-            alarm_step=step.step,
-            quiet_until=state.num_clean + self.cooldown_steps,
-        )
+        past = _remember(past, effect, who, state.num_clean, int(state.watch.lasting[who].max()), self)
+        past = replace(past, alarm_step=step.step, quiet_until=state.num_clean + self.cooldown_steps)
         footing = replace(
             footing,
             reference=frozen(footing.reference + effect),
@@ -217,21 +191,18 @@ class Response:
         return alarm, replace(state, footing=footing, watch=state.watch.forget(who), past=past)
 
 
-def _common_effect(state: TriggerState, changes: Sequence[Change]) -> float | None:
-    """Return the effect that all ranks share, or None where some moved and others did not."""
-    effects = np.array([change.effect for change in changes])
-    if len(changes) < state.past.level.size or len(changes) < 2:
-        return None
+def _is_common(state: TriggerState, changes: Changes) -> bool:
+    """Return whether all ranks changed alike."""
+    effect, n = changes.effect, changes.effect.size
+    if n < 2 or not changes.is_known.all() or not (np.sign(effect) == np.sign(effect[0])).all():
+        return False
     # The range of as many medians of few samples as there are ranks, had they all moved alike.
-    extremes = -2 * float(ndtri(0.25 / len(changes)))
+    extremes = -2 * float(ndtri(0.25 / n))
     tolerance = max(math.log(1.15), extremes * float(state.baseline.spread.max()))
-    alike = (
-        np.ptp(effects) < tolerance and np.abs(effects).min() > _SNAP and abs(np.sign(effects).sum()) == effects.size
-    )
-    return float(np.median(effects)) if alike else None
+    return bool(np.ptp(effect) < tolerance and np.abs(effect).min() > _SNAP)
 
 
-def _seen_by(model: Model | None, state: TriggerState) -> np.ndarray:
+def _seen_by(model: Model | None, state: TriggerState) -> FloatArray:
     """Return what part of the changes (log factor, shape ``[n]``) the split's model knows already."""
     assert state.footing is not None
     # At a new size the model has learnt from the very samples that are in question.
@@ -240,10 +211,11 @@ def _seen_by(model: Model | None, state: TriggerState) -> np.ndarray:
     if expected is None:
         return np.zeros(state.past.level.size)
     ahead = np.log(np.maximum(expected, 1e-6) * 1e6) - state.footing.reference - state.baseline.centre
-    return np.where(np.abs(ahead) > _DISAGREEMENT, ahead, 0.0)
+    unseen: FloatArray = np.where(np.abs(ahead) > _DISAGREEMENT, ahead, 0.0)
+    return unseen
 
 
-def _remember(past: Past, effect: np.ndarray, who: np.ndarray, now: int, age: int, response: Response) -> Past:
+def _remember(past: Past, effect: FloatArray, who: BoolArray, now: int, age: int, response: Response) -> Past:
     """Return the past with these changes in it: levels, when they began and ended, and how long a recovery is held."""
     level = np.where(who, past.level + effect, past.level)
     level[np.abs(level) < 1e-9] = 0.0
@@ -270,41 +242,40 @@ def _remember(past: Past, effect: np.ndarray, who: np.ndarray, now: int, age: in
     )
 
 
-def _evidence(state: TriggerState, changes: Sequence[Change], step: StepObserved) -> dict[str, float]:
-    """Return the figures behind the clearest change."""
-    shown = max(changes, key=lambda change: (change.is_sure, abs(change.effect)))
-    rank, watch = shown.rank, state.watch
+def _evidence(state: TriggerState, changes: Changes, ranks: BoolArray, step: StepObserved) -> dict[str, float]:
+    """Return the figures behind the clearest of these ranks' changes."""
+    rank, watch = changes.clearest(ranks), state.watch
+    effect, count = float(changes.effect[rank]), int(changes.num_samples[rank])
     window = state.baseline.window(rank)[None]
-    short = watch.recent[-min(SHORT, max(shown.num_samples, 1)) :, :, rank]
+    short = watch.recent[-min(SHORT, max(count, 1)) :, :, rank]
     long = watch.recent[-max(min(LONG, int(watch.num_recent[rank])), 1) :, 0, rank]
     first, second = compare_ranks(short[None, :, 0], window), compare_ranks(long[None], window)
-    sign = 1.0 if shown.effect > 0 else -1.0
-    data_excess = float(np.median(short[:, 1])) - float(state.baseline.data_us[rank])
-    own_us = float(step.own_us[rank])
-    excess = own_us * (1 - math.exp(-shown.effect))
+    sign = 1.0 if effect > 0 else -1.0
+    excess_us = float(step.own_us[rank]) * (1 - math.exp(-effect))
+    data_excess_us = float(np.median(short[:, 1])) - float(state.baseline.data_us[rank])
     return {
         "rank": float(rank),
-        "effect": shown.effect,
-        "num_samples": float(shown.num_samples),
-        "num_ranks": float(len(changes)),
+        "effect": effect,
+        "num_samples": float(count),
+        "num_ranks": float(np.count_nonzero(ranks)),
+        "num_lasting": float(watch.lasting[rank]),
         "z_short": float(first.z[0]),
         "z_long": float(second.z[0]),
         "p_value": one_sided_p(sign * max(sign * float(first.z[0]), 0.0)),
         "cliffs_delta": float(first.cliffs_delta[0]),
-        "data_share": min(max(data_excess / excess, 0.0), 1.0) if sign > 0 and excess > 0 else 0.0,
-        "num_lasting": float(watch.lasting[rank]),
+        "data_share": min(max(data_excess_us / excess_us, 0.0), 1.0) if excess_us > 0 else 0.0,
     }
 
 
-def _reason(verdict: str, shown: Change, changes: Sequence[Change]) -> str:
-    factor = math.exp(shown.effect)
-    others = f" (with {len(changes) - 1} others)" if len(changes) > 1 else ""
+def _reason(verdict: str, evidence: Mapping[str, float]) -> str:
+    factor, others = math.exp(evidence["effect"]), round(evidence["num_ranks"]) - 1
+    who = f"rank {evidence['rank']:.0f}" + (f" (with {others} more)" if others else "")
     match verdict:
         case "cluster-wide":
             return f"all ranks take {factor:.2f} times as long as before: no split is better for that"
         case "recovered":
-            return f"rank {shown.rank}{others} takes {factor:.2f} times as long as before: it has become faster"
+            return f"{who} takes {factor:.2f} times as long as before: it has become faster"
         case "input-bound":
-            return f"rank {shown.rank}{others} waits for data: its steps take {factor:.2f} times as long as before"
+            return f"{who} waits for data: its steps take {factor:.2f} times as long as before"
         case _:
-            return f"rank {shown.rank}{others} takes {factor:.2f} times as long as before in its own computation"
+            return f"{who} takes {factor:.2f} times as long as before in its own computation"

@@ -357,7 +357,7 @@ def test_the_memory_is_of_the_same_size_after_any_number_of_steps():
         ("trigger_min_factor", 1.0),
         ("trigger_hits", 0),
         ("trigger_num_sds", 0.0),
-        ("trigger_fast_factor", 1.05),
+        ("trigger_fast_factor", 0.9),
         ("trigger_cooldown_steps", 0),
         ("trigger_switch_cost_steps", -1.0),
     ],
