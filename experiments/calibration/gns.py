@@ -24,13 +24,13 @@ SHARES = ((64, 64, 64, 64), (30, 31, 97, 98), (16, 16, 112, 112), (4, 4, 124, 12
 PHI_OVER_BATCH = (0.5, 2.0)
 FEW_PHI_OVER_BATCH = (0.5, 2.0, 8.0)
 NUM_DIMS = 64
-_CHUNKS = 20
+_CHUNKS = 60
 _WINDOW_STEPS = MIN_BLOCKS * BLOCK_STEPS
 
 
 def measure(budget: Budget) -> Result:
     """Measure the bias over many draws, and the spread over few."""
-    num_draws = budget.scaled(600_000, 60_000)
+    num_draws = budget.scaled(300_000, 60_000)
     bias = [
         _bias_row(shares, ratio, num_draws, budget.seed + 100 * index)
         for index, shares in enumerate(SHARES)

@@ -18,7 +18,7 @@ from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.types import Allocation, Problem, StepFlag, read_only
 from rex_ray.policies.base import Finding
 from rex_ray.policies.growth_blocks import BLOCK_STEPS, NoiseBlocks, block_statistic
-from rex_ray.policies.growth_egmd import BET, Egmd, Statistic, Test
+from rex_ray.policies.growth_egmd import BET, Egmd
 from rex_ray.policies.growth_limits import largest_batch, smallest_batch
 from rex_ray.policies.growth_pace import BatchTimes, Pace
 from rex_ray.policies.growth_rules import UNKNOWN, GoodputOptimal, GrowTenPercent, GrowthRule, GrowthView, Hold, Target
@@ -79,6 +79,7 @@ class NoiseScaleGrowth:
                 banned_rows=prior.banned_rows,
                 banned_until=prior.banned_until,
                 num_bans=prior.num_bans,
+                largest_run=prior.largest_run,
             )
         return BatchPlan(global_batch_size=num_rows, lr_factor=factor), state
 
@@ -133,7 +134,13 @@ class NoiseScaleGrowth:
             largest=largest_batch(state.problem),
             blocks=state.blocks,
             times=BatchTimes(
-                model=model, pace=state.pace, global_batch_size=state.num_rows, forecast=dict(state.forecast)
+                model=model,
+                pace=state.pace,
+                global_batch_size=state.num_rows,
+                largest_run=max(state.largest_run, state.num_rows),
+                # Who was once disappointed hopes no more.
+                optimism=0.0 if state.num_bans else self.rule.optimism,
+                forecast=dict(state.forecast),
             ),
             wealth=state.wealth,
             num_bets=state.num_bets,
@@ -240,34 +247,17 @@ def _said_if_off(state: GrowthState, step: StepObserved) -> Finding | None:
     return Finding(part="growth", verdict=UNKNOWN, reason="gradient norms are not measured")
 
 
-def make_growth(
-    *,
-    rule: RuleName,
-    test: Test,
-    statistic: Statistic,
-    alpha: float,
-    window: int,
-    min_gain: float,
-    jump: bool,
-    lr_rule: LRChoice,
-) -> NoiseScaleGrowth:
-    """Build growth from named options; see ``Egmd`` and ``NoiseScaleGrowth``.
+def make_growth(rule: RuleName, egmd: Egmd, lr_rule: LRChoice) -> NoiseScaleGrowth:
+    """Build growth by the name of its rule; the others than ``egmd`` take its window, and its gain where they ask one.
 
     Raises:
-        ConfigError: a name that there is not, or a value that cannot work.
+        ConfigError: a name that there is not.
     """
-    for option, value, known_names in (
-        ("growth_rule", rule, get_args(RuleName)),
-        ("growth_test", test, get_args(Test)),
-        ("growth_statistic", statistic, get_args(Statistic)),
-    ):
-        if value not in known_names:
-            raise ConfigError(f"option {option!r} must be one of {', '.join(known_names)}, got {value!r}")
-    # Built in any case, so that a bad option is told of also where another rule leaves it without effect.
-    egmd = Egmd(test=test, statistic=statistic, alpha=alpha, window=window, min_gain=min_gain, jump=jump)
+    if rule not in get_args(RuleName):
+        raise ConfigError(f"option 'growth_rule' must be one of {', '.join(get_args(RuleName))}, got {rule!r}")
     rules: dict[RuleName, GrowthRule] = {
         "egmd": egmd,
-        "growth10": GrowTenPercent(window=window),
-        "goodput": GoodputOptimal(min_gain=min_gain, window=window),
+        "growth10": GrowTenPercent(window=egmd.window),
+        "goodput": GoodputOptimal(min_gain=egmd.min_gain, window=egmd.window),
     }
     return NoiseScaleGrowth(rule=rules[rule], lr_rule=lr_rule)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from rex_ray.core.eprocess import SignBet
 from rex_ray.core.errors import ConfigError
@@ -41,6 +41,8 @@ class Egmd:
         jump: ask the goodput itself. The batch of the best goodput among the doublings is the candidate, and the test
             is against the noise scale from which it pays by ``min_gain``, which may be less than twice the batch; if
             that is not shown, the next smaller one is. With ``"wilcoxon"`` only: a bet needs one lasting question.
+        optimism: how much of the predicted slowing is left out for a batch that was never run, up to twice the largest
+            that was; a fraction. What was hoped for is tried by the clock, until it once disappoints.
     """
 
     test: Test = "wilcoxon"
@@ -49,8 +51,13 @@ class Egmd:
     window: int = 8
     min_gain: float = 0.05
     jump: bool = True
+    optimism: float = 0.5
 
     def __post_init__(self) -> None:
+        names = (("growth_test", self.test, get_args(Test)), ("growth_statistic", self.statistic, get_args(Statistic)))
+        for option, value, known in names:
+            if value not in known:
+                raise ConfigError(f"option {option!r} must be one of {', '.join(known)}, got {value!r}")
         if not 0.0 < self.alpha < 0.5:
             raise ConfigError(f"growth_alpha must be a level in (0, 0.5), got {self.alpha}")
         least = smallest_p(self.window) if self.window >= 1 else 1.0
@@ -59,6 +66,8 @@ class Egmd:
                 f"growth_window={self.window} blocks can never show anything at growth_alpha={self.alpha}: their "
                 f"smallest p is {least:.3g}; use at least {math.floor(-math.log2(self.alpha)) + 1} blocks"
             )
+        if not 0.0 <= self.optimism <= 1.0:
+            raise ConfigError(f"growth_optimism must be a fraction in [0, 1], got {self.optimism}")
         if not 0.0 <= self.min_gain < math.inf:
             raise ConfigError(f"growth_min_gain must be a fraction of at least 0, got {self.min_gain}")
 

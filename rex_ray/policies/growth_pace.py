@@ -68,6 +68,8 @@ class BatchTimes:
         model: curves of the split; None where none are kept.
         pace: measured times of the present batch.
         global_batch_size: the present batch.
+        largest_run: the largest batch that was ever run.
+        optimism: how much of the predicted slowing is left out up to twice that, a fraction.
         forecast: own times of batches that were asked for, by their rows; filled as they are. Exact splits are dear,
             and hardly differ from one look to the next.
     """
@@ -75,6 +77,8 @@ class BatchTimes:
     model: Model | None
     pace: Pace
     global_batch_size: int
+    largest_run: int = 0
+    optimism: float = 0.0
     forecast: dict[int, float | None] = field(default_factory=dict)
 
     def step_s(self, num_rows: int) -> float | None:
@@ -90,16 +94,28 @@ class BatchTimes:
         ratio = CONSTANT_SHARE + (1 - CONSTANT_SHARE) * num_rows / self.global_batch_size
         return max(own_s * ratio + self.pace.sync_s, 1e-9)
 
+    def hoped_s(self, num_rows: int) -> float | None:
+        """Return the step time that is worth a try: less than expected where nothing like it was ever run.
+
+        Curves are cautious beyond what they rest on, and who believes them never learns better; the trial by the clock
+        tells, once per batch.
+        """
+        then_s = self.step_s(num_rows)
+        now_s = self.step_s(self.global_batch_size)
+        if then_s is None or now_s is None or not self.largest_run < num_rows <= 2 * self.largest_run:
+            return then_s
+        return then_s - self.optimism * max(0.0, then_s - now_s)
+
     def break_even(self, num_rows: int, gain: float) -> float | None:
         """Return the noise scale from which a larger batch has ``1 + gain`` times the goodput; None: unknown."""
-        now_s, then_s = self.step_s(self.global_batch_size), self.step_s(num_rows)
+        now_s, then_s = self.step_s(self.global_batch_size), self.hoped_s(num_rows)
         if now_s is None or then_s is None:
             return None
         return break_even_noise_scale(self.global_batch_size, now_s, num_rows, then_s, gain)
 
     def goodput(self, num_rows: int, reference_batch_size: int, noise_scale: float | None) -> float | None:
         """Return reference-worth rows per second at ``num_rows``; None while the time is unknown."""
-        step_s = self.step_s(num_rows)
+        step_s = self.hoped_s(num_rows)
         return None if step_s is None else goodput(num_rows, step_s, reference_batch_size, noise_scale)
 
 

@@ -85,6 +85,11 @@ class GrowthRule(Protocol):
         ...
 
     @property
+    def optimism(self) -> float:
+        """How much of the predicted slowing it leaves out for batches that were never run, a fraction."""
+        ...
+
+    @property
     def is_betting(self) -> bool:
         """Whether it looks at the anytime-valid test's wealth."""
         ...
@@ -110,6 +115,11 @@ class GrowTenPercent:
 
     factor: float = 1.1
     window: int = 8
+
+    @property
+    def optimism(self) -> float:
+        """It takes predictions as they are."""
+        return 0.0
 
     @property
     def is_betting(self) -> bool:
@@ -148,6 +158,11 @@ class GoodputOptimal:
     min_gain: float = 0.05
     num_points: int = 50
     window: int = 8
+
+    @property
+    def optimism(self) -> float:
+        """It takes predictions as they are."""
+        return 0.0
 
     @property
     def is_betting(self) -> bool:

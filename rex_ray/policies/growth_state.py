@@ -53,6 +53,7 @@ class GrowthState:
         epoch: epoch of the last look.
         forecast: own times of batches as the curves had them at look ``forecast_look``, by their rows; None: beyond.
         forecast_look: see there.
+        largest_run: the largest batch that was ever run.
     """
 
     problem: Problem
@@ -76,6 +77,7 @@ class GrowthState:
     epoch: int = -1
     forecast: Mapping[int, float | None] = field(default_factory=dict)
     forecast_look: int = 0
+    largest_run: int = 0
 
 
 def at_another_batch(state: GrowthState, num_rows: int, shares: tuple[int, ...]) -> GrowthState:
@@ -89,6 +91,7 @@ def at_another_batch(state: GrowthState, num_rows: int, shares: tuple[int, ...])
     return changed(
         state,
         num_rows=num_rows,
+        largest_run=max(num_rows, state.largest_run),
         shares=shares,
         blocks=state.blocks.after_change(),
         health=state.health.recovered(),

@@ -13,7 +13,7 @@ from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.fixed_split import FixedSplit
 from rex_ray.policies.growth import LRChoice, RuleName, make_growth
-from rex_ray.policies.growth_egmd import Statistic, Test
+from rex_ray.policies.growth_egmd import Egmd, Statistic, Test
 from rex_ray.policies.probing import ProbingSplit
 from rex_ray.policies.rollback import RollBack
 from rex_ray.policies.search import AxSearch
@@ -45,6 +45,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     growth_window: int = 8,
     growth_min_gain: float = 0.05,
     growth_jump: bool = True,
+    growth_optimism: float = 0.5,
     lr_rule: LRChoice = "auto",
     search_min_gain: float = 0.03,
     search_measured: bool = True,
@@ -55,7 +56,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     trigger_min_factor: float = 1.15,
     trigger_num_sds: float = 5.0,
     trigger_hits: int = 2,
-    trigger_fast_factor: float = 1.2,
+    trigger_fast_factor: float = 1.15,
     trigger_cooldown_steps: int = 5,
     trigger_max_hold_steps: int = 160,
     trigger_switch_cost_steps: float = 0.5,
@@ -75,12 +76,13 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         probe: whether two mirrored probes come before the first plan, see ``ProbingSplit``; they seldom pay.
         growth_rule: ``"egmd"`` doubles where a test allows, ``"growth10"`` adds a tenth while the noise scale is above
             the batch, ``"goodput"`` takes the batch of the best goodput once per epoch.
-        growth_test: see ``Egmd``, as the next five.
+        growth_test: see ``Egmd``, as the next six.
         growth_statistic: what is tested.
         growth_alpha: level of the test.
         growth_window: blocks of measured steps behind it.
         growth_min_gain: least gain in goodput.
         growth_jump: whether goodput itself is tested, and not only twice the batch.
+        growth_optimism: how much of the slowing predicted for a batch that was never run is left out.
         lr_rule: how the learning rate follows the batch, see ``NoiseScaleGrowth``.
         search_min_gain: see ``SearchRules``.
         search_measured: whether a search may run candidates where the curves err.
@@ -108,16 +110,16 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         min_gain=min_gain, min_steps=min_steps, max_review_steps=max_review_steps, num_sigmas=num_sigmas
     )
     planned = ProbingSplit(inner=measured) if probe else measured
-    sized = make_growth(
-        rule=growth_rule,
+    egmd = Egmd(
         test=growth_test,
         statistic=growth_statistic,
         alpha=growth_alpha,
         window=growth_window,
         min_gain=growth_min_gain,
         jump=growth_jump,
-        lr_rule=lr_rule,
+        optimism=growth_optimism,
     )
+    sized = make_growth(growth_rule, egmd, lr_rule)
     rules = SearchRules(
         min_gain=search_min_gain,
         measured=search_measured and search == "auto" and split == "auto",

@@ -57,7 +57,10 @@ def test_a_jump_goes_straight_to_the_best_goodput():
     assert World(JUMPING, constant(20_000.0)).run(300).sizes == [128, 1024]
 
 
-@BOTH
+SOBER = [NoiseScaleGrowth(rule=Egmd(jump=jump, optimism=0.0)) for jump in (False, True)]
+
+
+@pytest.mark.parametrize("growth", SOBER, ids=["doubling", "jumping"])
 def test_the_goodput_gate_holds_where_steps_take_as_long_as_their_rows(growth):
     linear = AffineModel(fixed_s=0.001, row_s=1e-3)
     world = World(growth, constant(20_000.0), model=linear, truth=linear).run(300)
@@ -66,12 +69,18 @@ def test_the_goodput_gate_holds_where_steps_take_as_long_as_their_rows(growth):
     assert world.findings[-1].evidence["goodput_gain"] < 0.05
 
 
+@BOTH
+def test_where_steps_take_as_long_as_their_rows_hope_costs_one_trial(growth):
+    linear = AffineModel(fixed_s=0.001, row_s=1e-3)
+    assert World(growth, constant(2000.0), model=linear, truth=linear).run(1500).sizes == [128, 256, 128]
+
+
 def test_the_reduction_counts_into_the_step_time_that_the_gate_asks_for():
     """Own times alone say that a double batch takes double; with a dear reduction it does not."""
     linear = AffineModel(fixed_s=0.0, row_s=1e-3)
     sync_us = np.full(4, 300_000)
-    assert World(DOUBLING, constant(20_000.0), model=linear, truth=linear).run(100).sizes == [128]
-    assert World(DOUBLING, constant(20_000.0), model=linear, truth=linear).run(100, sync_us=sync_us).sizes[-1] > 128
+    assert World(SOBER[0], constant(20_000.0), model=linear, truth=linear).run(100).sizes == [128]
+    assert World(SOBER[0], constant(20_000.0), model=linear, truth=linear).run(100, sync_us=sync_us).sizes[-1] > 128
 
 
 @BOTH
@@ -85,7 +94,7 @@ def test_every_plan_says_test_effect_noise_gain_and_the_learning_rate_with_its_r
 
 
 def test_the_gain_that_is_predicted_is_the_goodputs_on_the_models_times():
-    world = World(DOUBLING, constant(20_000.0)).run(100)
+    world = World(SOBER[0], constant(20_000.0)).run(100)
     plan, phi, model = world.plans[0], world.plans[0].evidence["noise_scale"], AffineModel()
     then, now = (goodput(rows, model.step_time_s(rows), 128, phi) for rows in (256, 128))
     assert plan.evidence["goodput_gain"] == pytest.approx(then / now - 1)
@@ -268,6 +277,22 @@ def test_a_batch_that_measures_worse_is_left_again_and_banned_for_longer_every_t
     waits = np.diff(grown)
     assert (waits[1:] > 1.5 * waits[:-1]).all()
     assert len(grown) <= 6
+
+
+def test_a_batch_that_was_never_run_is_hoped_for_once_and_then_known():
+    """Curves that say "a little worse" of what nobody has run are put to the test, and believed after it."""
+    wary = AffineModel(fixed_s=0.1, row_s=1.0e-3)
+    better = World(DOUBLING, constant(20_000.0), model=wary, truth=AffineModel()).run(60)
+    assert better.sizes[1] == 256
+    sober = NoiseScaleGrowth(rule=Egmd(jump=False, optimism=0.0, min_gain=0.5))
+    keen = NoiseScaleGrowth(rule=Egmd(jump=False, optimism=0.5, min_gain=0.5))
+    assert World(sober, constant(20_000.0), model=wary, truth=wary).run(60).sizes == [128]
+    tried = World(keen, constant(20_000.0), model=wary, truth=wary).run(60)
+    assert tried.sizes[1] == 256
+    state = replace(tried.state, largest_run=10_000)
+    assert keen.init(PROBLEM, state, None)[1].largest_run == 10_000
+    known = World(keen, constant(20_000.0), model=wary, truth=wary, prior=state).run(60)
+    assert known.sizes == [128]
 
 
 def test_a_batch_that_measures_as_promised_stays():
@@ -490,6 +515,7 @@ def test_memory_is_bounded():
         ({"growth_alpha": 0.7}, "growth_alpha"),
         ({"growth_min_gain": -0.1}, "growth_min_gain"),
         ({"growth_window": 0}, "growth_window"),
+        ({"growth_optimism": 1.5}, "growth_optimism"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, message):
