@@ -212,7 +212,7 @@ def _shrink(scales: FloatArray, weights: FloatArray, evidence: SizeMedians) -> F
     for ever on noise alone. Own times are autocorrelated (about .6 on shared clusters), hence the factor 2.
     """
     members = (np.arange(scales.size) < evidence.num_members) & (weights > 0)
-    centre = float(np.median(scales[members])) if members.any() else float(scales[-1])
+    centre = float(median(scales[members])) if members.any() else float(scales[-1])
     centred = np.where(weights > 0, scales - centre, 0.0)
     error = 2.0 * 1.25 * evidence.noise_sd / np.sqrt(np.maximum(weights, 1.0))
     threshold = np.maximum(_MIN_Z * error, _MIN_LOG_SCALE)

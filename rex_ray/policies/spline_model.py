@@ -47,6 +47,8 @@ class SplineModel:
         if known is None:
             return None
         lower, upper = self._bounds(global_batch_size, known.reach)
+        if upper.sum() < global_batch_size:
+            return None  # asked for often by growth, and cheaper to say than an error is to raise
         try:
             return exact_split(known.curves, global_batch_size, lower, upper)
         except InfeasibleError:
