@@ -23,8 +23,9 @@ BAN_LOOKS, LONGEST_BAN_LOOKS = 16, 256
 """Looks for which a batch that was left is not tried again; doubled every time."""
 
 
-FORECAST_LOOKS = 6
-"""Looks for which forecast times stand: 96 steps with norms at each, as long as a split waits between two reviews."""
+FORECAST_LOOKS = 12
+"""Looks for which forecast times stand, 192 steps with norms at every fourth: other shares or another batch end them
+sooner, and exact splits of a dozen batches cost more than all else that growth does in so many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
