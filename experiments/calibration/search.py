@@ -34,6 +34,8 @@ WORKLOAD, ROWS_PER_WORKER = "resnet50", 64
 NOISE = NoiseModel.dedicated()
 NUM_STEPS = 900
 
+QUICK_WORLDS = ("smooth", "tile 32", "loader cap")
+
 
 def shapes_of(num_workers: int) -> dict[str, StepTimeShape]:
     """Return the worlds by name: what a curve per worker can say, and what it cannot."""
@@ -52,11 +54,16 @@ def measure(budget: Budget) -> Result:
     with HelperSearcher() as searcher:
         # First, so that the import of Ax falls to the decision that is told apart.
         cost = measure_decisions(searcher.helper, budget.scaled(3, 1), budget.seed)
-        on_curves = [_on_curves(searcher.helper, n, speeds, budget.seed) for n in NUM_WORKERS for speeds in SPEEDS]
+        on_curves = [
+            _on_curves(searcher.helper, num_workers, speeds, budget.seed)
+            for num_workers in (NUM_WORKERS[:1] if budget.quick else NUM_WORKERS)
+            for speeds in SPEEDS
+        ]
         rows = [
             _compared(shape, name, num_workers, seed, searcher)
             for num_workers, num_seeds in _plan(budget)
             for name, shape in shapes_of(num_workers).items()
+            if name in QUICK_WORLDS or not budget.quick
             for seed in range(budget.seed, budget.seed + num_seeds)
         ]
     return Result(
