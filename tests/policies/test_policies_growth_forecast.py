@@ -24,7 +24,7 @@ class Counting(AffineModel):
 
 def test_a_batch_is_asked_about_once_in_so_many_looks():
     model = Counting(fixed_s=0.01, row_s=1e-3)  # a larger batch saves next to nothing
-    world = World(NoiseScaleGrowth(), phi=lambda step, rows: 0.2 * rows, model=model, truth=model)
+    world = World(NoiseScaleGrowth(), phi=lambda step, rows: 0.2 * rows, model=model, truth=AffineModel(0.01, 1e-3))
     world.run(20 * FORECAST_LOOKS * BLOCK_STEPS)
     assert world.sizes == [128]
     asked_most = max(model.asked.count(rows) for rows in set(model.asked))
