@@ -168,7 +168,7 @@ class TwoLevelTrigger:
         )
         num_clean = state.num_clean + 1
         if footing.unsettled.any():
-            footing, watch = advance(footing, watch, baseline, limits)
+            footing, watch = advance(footing, watch, baseline, limits, state.past.level)
             sample = watch.recent[-1, 0]
             limits = self._limits(baseline, footing.guess)
         if num_clean % BLOCK == 0:

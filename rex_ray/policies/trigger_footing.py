@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from rex_ray.core.changed import changed
+from rex_ray.core.median import median
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import BoolArray, FloatArray, IntArray
 from rex_ray.policies.seams import Model
@@ -23,6 +24,12 @@ __all__ = ["MOVED", "advance", "rebase"]
 
 MOVED = math.log(1.1)
 """Change of a rank's rows from which on its time at the new size is the model's word."""
+
+FIRST = 3
+"""Samples at a new size that replace a guess."""
+
+_SAME = math.log(1.15)
+"""Speeds within this factor are the same one."""
 
 REACH = math.log(1.25)
 """Sizes up to so far (log) from one that a rank has run are read off its curve, others are guessed."""
@@ -59,23 +66,34 @@ def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> tupl
     return replace(state, footing=footing, watch=watch, baseline=baseline), footing
 
 
-def advance(footing: Footing, watch: Watch, baseline: Baseline, limits: Limits) -> tuple[Footing, Watch]:
-    """Count a sample under new shares; centre a rank at its new size once it has had enough of them."""
+def advance(
+    footing: Footing, watch: Watch, baseline: Baseline, limits: Limits, level: FloatArray
+) -> tuple[Footing, Watch]:
+    """Count a sample under new shares; centre a rank at its new size once it has had enough of them.
+
+    Where the expected time was a guess, three samples replace it, so that a change of speed just after the move is not
+    taken for an error of the guess. An error that looks like the end of a slowdown is one: the shape of a curve has no
+    reason to be wrong by just what is known of the rank's ``level``.
+    """
     last = footing.unsettled == 1
     due = last & (watch.num_recent >= SHORT)
+    early = (footing.unsettled == SHORT + 1 - FIRST) & (footing.guess > 0) & (watch.num_recent >= FIRST)
     unsettled = np.where(last & ~due, 1, np.maximum(footing.unsettled - 1, 0))
     footing = changed(footing, unsettled=frozen(unsettled))
-    if not due.any():
+    if not (due | early).any():
         return footing, watch
-    ordered = np.sort(watch.recent[-SHORT:, 0], axis=0)
-    residual = ordered[SHORT // 2 - 1 : SHORT // 2 + 1].mean(axis=0) - baseline.centre
-    shift = np.where(due & (np.abs(residual) <= limits.off), residual, 0.0)
+    newest = watch.recent[:, 0]
+    residual = np.where(early, median(newest[-FIRST:]), median(newest[-SHORT:])) - baseline.centre
+    is_over = (level > _SAME) & (np.abs(level + residual) < _SAME)
+    shift = np.where((due | early) & ~is_over & (np.abs(residual) <= limits.off), residual, 0.0)
     recent = watch.recent.copy()
     recent[:, 0] -= shift
-    footing = replace(
-        footing, reference=frozen(footing.reference + shift), guess=frozen(np.where(due, 0.0, footing.guess))
+    footing = changed(
+        footing,
+        reference=frozen(footing.reference + shift),
+        guess=frozen(np.where(due | early, 0.0, footing.guess)),
     )
-    return footing, replace(watch, recent=frozen(recent))
+    return footing, changed(watch, recent=frozen(recent))
 
 
 def _afresh(state: TriggerState, step: StepObserved) -> tuple[TriggerState, Footing]:
