@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rex_ray.core.observations import AllocationApplied, SearchResult, StepObserved, TrialRequested
-from rex_ray.core.search_problem import SearchKind
-from rex_ray.core.types import IntArray, Problem, StepFlag, read_only
-from rex_ray.policies.base import Finding, Proposal, Reallocate, Search, TellTrial
-from rex_ray.policies.limits import share_bounds
+from rex_ray.core.types import Problem, read_only
+from rex_ray.policies.base import Finding, Proposal, Reallocate, TellTrial
 from rex_ray.policies.seams import Model, SearchView
+from rex_ray.policies.search_asking import fruitless, limits, rest, wait_for_answer
 from rex_ray.policies.search_duel import fight
 from rex_ray.policies.search_rules import SearchRules
 from rex_ray.policies.search_state import (
@@ -38,16 +37,13 @@ from rex_ray.policies.search_trials import (
     conclude,
     disturb,
     finding,
-    is_clean,
     no_steps,
     place,
     time_trial,
 )
-from rex_ray.policies.search_watch import hope, watched
 
 __all__ = ["AxSearch"]
 
-_VOUCH_WINDOW = 32
 _VOUCH_DRIFT = 1.15
 """Shares that take this many times what they took in the duel run in another world than the one that it judged."""
 
@@ -107,9 +103,9 @@ class AxSearch:
             return state.news, replace(state, news=None)
         match state.stage:
             case None:
-                return self._rest(state, step, model, look)
+                return rest(self.rules, state, step, model, look)
             case AskedSearch() as asked:
-                return self._wait(state, asked, step, model)
+                return wait_for_answer(self.rules, state, asked, step, model)
             case TimedTrial() as trial:
                 return time_trial(self.rules, state, trial, step)
             case Duel() as duel:
@@ -151,7 +147,7 @@ class AxSearch:
         if not isinstance(stage, AskedSearch):
             return "a search ended that nobody waits for", state
         if result.local_batch_sizes is None or stage.kind == "measured":
-            return self._fruitless(state, stage.kind, result.reason)
+            return fruitless(self.rules, state, stage.kind, result.reason)
         ledger = replace(state.ledger, next_model_step=state.newest_step + self.rules.model_distance_steps)
         return self._weigh(replace(state, stage=None, wants_model=False, ledger=ledger), result, model)
 
@@ -172,95 +168,6 @@ class AxSearch:
         return replace(
             state, stage=stage, vouched=state.vouched if keeps else None, wants_model=state.wants_model or lost
         )
-
-    def _rest(
-        self, state: SearchState, step: StepObserved, model: Model | None, look: SearchView
-    ) -> tuple[Answer, SearchState]:
-        """Nothing is going on: compare the present shares with their prediction, and ask where it is time."""
-        if state.sizes is None or step.flags != StepFlag.NONE:
-            return None, state
-        sizes = state.sizes
-        if state.vouched is not None and is_clean(step, sizes):
-            recent = (*state.vouched.recent_s[1 - _VOUCH_WINDOW :], float(step.own_us.max()) * 1e-6)
-            state = replace(state, vouched=replace(state.vouched, recent_s=recent))
-        watch = state.watch
-        if watch.num_clean < self.rules.settle_steps:
-            if not is_clean(step, sizes):
-                return None, state
-            watch = watched(self.rules, watch, step)
-            doubts = state.doubts if watch.distortion is None else watch.distortion > self.rules.max_distortion
-            return None, replace(state, watch=watch, doubts=doubts)
-        if look.offer is not None or model is None or state.problem.num_workers < 2:
-            return None, state
-        if state.wants_model:
-            if step.step < state.ledger.next_model_step:
-                return None, state
-            return self._ask(replace(state, newest_step=step.step), AskedSearch(kind="model"), model)
-        if not self._errs(state, step.step) or not look.is_quiet:
-            return None, state
-        state = replace(state, newest_step=step.step)
-        worth = min(self._hope(state, sizes, model), state.watch.mismatch or 0.0)
-        if worth > self.rules.min_mismatch and state.ledger.lost_steps < self.rules.allowance(step.step, worth):
-            return self._ask(state, AskedSearch(kind="measured", worth=worth), model)
-        return None, self._later(state, "measured")
-
-    def _errs(self, state: SearchState, step: int) -> bool:
-        """Whether the curves erred about what runs, and a measured search may be asked for again."""
-        mismatch = state.watch.mismatch
-        if not self.rules.measured or state.vouched is not None or step < state.ledger.next_measured_step:
-            return False
-        # The slowest of many medians errs upwards by itself, by up to two standard errors for sixteen ranks.
-        needed = max(self.rules.min_mismatch, (1 + self.rules.num_sigmas) * state.watch.doubt)
-        return mismatch is not None and mismatch > needed
-
-    def _hope(self, state: SearchState, sizes: tuple[int, ...], model: Model) -> float:
-        typical_s = state.watch.typical_s
-        lower, upper = _limits(state.problem, sum(sizes), model)
-        return 0.0 if typical_s is None else hope(typical_s, np.array(sizes), lower, upper)
-
-    def _later(self, state: SearchState, kind: SearchKind) -> SearchState:
-        """Look again in a while."""
-        step = state.newest_step + self.rules.ask_again_steps
-        if kind == "model":
-            return replace(state, ledger=replace(state.ledger, next_model_step=step))
-        return replace(state, ledger=replace(state.ledger, next_measured_step=step))
-
-    def _ask(self, state: SearchState, asked: AskedSearch, model: Model) -> tuple[Answer, SearchState]:
-        assert state.sizes is not None
-        most = self.rules.max_model_trials if asked.kind == "model" else self.rules.max_measured_trials
-        problem = model.search_problem(asked.kind, state.sizes, most)
-        if problem is None:
-            return None, self._later(replace(state, stage=None), asked.kind)
-        evidence = {"num_trials": float(most)}
-        reason = "a search on the curves, beside the exact split"
-        if asked.kind == "measured":
-            off = state.watch.mismatch or 0.0
-            evidence |= {
-                "mismatch": off,
-                "doubt": state.watch.doubt,
-                "worth": asked.worth,
-                "lost_steps": state.ledger.lost_steps,
-            }
-            reason = f"steps take {off:.1%} else than predicted and no other split is promised: candidates are run"
-        return Search(problem=problem, reason=reason, evidence=evidence), replace(state, stage=asked)
-
-    def _wait(
-        self, state: SearchState, asked: AskedSearch, step: StepObserved, model: Model | None
-    ) -> tuple[Answer, SearchState]:
-        asked = replace(asked, wait=asked.wait.after(step))
-        state = replace(state, stage=asked, newest_step=step.step)
-        if self.rules.is_out_of(asked.wait):
-            return self._fruitless(state, asked.kind, f"no answer within {asked.wait.steps} steps")
-        # The controller starts none during a switch, and says nothing; one that runs already is not started twice.
-        if model is not None and asked.wait.steps % self.rules.ask_again_steps == 0:
-            return self._ask(state, asked, model)
-        return None, state
-
-    def _fruitless(self, state: SearchState, kind: SearchKind, reason: str) -> tuple[Finding, SearchState]:
-        ledger = state.ledger.failed(kind, state.newest_step, self.rules.max_distance_steps)
-        wait = state.ledger.distance
-        said = f"{reason}; the exact split stands, and is asked about again in {wait} steps"
-        return finding("search lost", said, {"wait_steps": float(wait)}), replace(state, stage=None, ledger=ledger)
 
     def _weigh(
         self, state: SearchState, result: SearchResult, model: Model | None
@@ -345,20 +252,13 @@ def _fault_of(state: SearchState, shares: tuple[int, ...], model: Model | None) 
     """Say why the group cannot run these shares, or None."""
     if state.sizes is None or len(shares) != state.problem.num_workers or sum(shares) != sum(state.sizes):
         return "its shares are not those of the present batch"
-    lower, upper = _limits(state.problem, sum(shares), model)
+    lower, upper = limits(state.problem, sum(shares), model)
     rows = np.asarray(shares, dtype=np.int64)
     if (rows < lower).any():
         return f"rank {int(np.argmax(rows < lower))} has too few rows"
     if (rows > upper).any():
         return f"rank {int(np.argmax(rows > upper))} cannot hold {int(rows[np.argmax(rows > upper)])} rows"
     return None
-
-
-def _limits(problem: Problem, num_rows: int, model: Model | None) -> tuple[IntArray, IntArray]:
-    """Return the fewest and the most rows per rank, within what memory is known to hold."""
-    lower, upper = share_bounds(problem, num_rows)
-    fits = None if model is None else model.max_rows()
-    return (lower, upper) if fits is None else (lower, np.maximum(np.minimum(upper, fits), lower))
 
 
 def _middle(values: tuple[float, ...]) -> float:

@@ -113,4 +113,4 @@ class Hysteresis(Generic[StateT]):
 def _held_back(decision: Decision, why: str) -> Decision:
     if not isinstance(decision, Reallocate | ChangeGlobalBatch):
         return decision
-    return Keep(reason=f"held back ({why}): {decision.reason}")
+    return Keep(reason=f"held back ({why}): {decision.reason}", findings=decision.findings)
