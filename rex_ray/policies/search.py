@@ -8,6 +8,7 @@ only measured candidates can tell more: they cost time, and are run within a bud
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -83,7 +84,7 @@ class AxSearch:
         planned_s = offer.evidence.get("planned_step_time_s")
         if vouched is None or state.sizes != vouched.measured.shares or planned_s is None:
             return None
-        now_s = _middle(vouched.recent_s) if len(vouched.recent_s) >= self.rules.trial_steps else None
+        now_s = statistics.median(vouched.recent_s) if len(vouched.recent_s) >= self.rules.trial_steps else None
         now_s = vouched.measured.slowest_s if now_s is None else now_s
         if now_s > _VOUCH_DRIFT * vouched.measured.slowest_s or planned_s < (1 - vouched.margin) * now_s:
             return None
@@ -259,7 +260,3 @@ def _fault_of(state: SearchState, shares: tuple[int, ...], model: Model | None) 
     if (rows > upper).any():
         return f"rank {int(np.argmax(rows > upper))} cannot hold {int(rows[np.argmax(rows > upper)])} rows"
     return None
-
-
-def _middle(values: tuple[float, ...]) -> float:
-    return float(np.median(values))
