@@ -234,7 +234,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def _time_rows(budget: Budget) -> Iterator[dict[str, Any]]:
     methods = dict(list(METHODS.items())[: budget.scaled(len(METHODS), 2)])
-    tasks, seeds = TASKS[: budget.scaled(3, 1)], range(budget.seed, budget.seed + budget.scaled(3, 1))
+    tasks, seeds = TASKS[: budget.scaled(3, 1)], range(budget.seed, budget.seed + budget.scaled(5, 1))
     for task in tasks:
         limits = cluster_limits(task.devices, task.workload, reference_batch_size=task.reference)
         baseline: npt.NDArray[np.float64] | None = None
