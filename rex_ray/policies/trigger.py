@@ -26,6 +26,7 @@ from rex_ray.policies.trigger_memory import (
     NUM_RECENT,
     SHORT,
     Baseline,
+    Footing,
     Limits,
     Past,
     TriggerState,
@@ -48,6 +49,9 @@ or as many as there are far samples at all where that is more."""
 
 _MAX_FAR_RUN = 12
 """A rank whose disturbances last as long as this is left to the two-level test, which takes nine samples."""
+
+_UNSETTLED = 1.3
+"""How much wider limits are while a rank's usual time rests on a few samples: their error is .7 of one sample's."""
 
 _KEEP_EVERY = 96
 
@@ -119,7 +123,7 @@ class TwoLevelTrigger:
             return None, state
         if state.footing is None or state.footing.version != step.allocation_version:
             state, footing = rebase(state, step, model)
-            state = replace(state, limits=self._limits(state.baseline, footing.guess))
+            state = replace(state, limits=self._limits(state.baseline, footing))
         state, deviation = self._take(state, step)
         if state.past.is_review_due:
             return self.response.review(state)
@@ -170,25 +174,27 @@ class TwoLevelTrigger:
         if footing.unsettled.any():
             footing, watch = advance(footing, watch, baseline, limits, state.past.level)
             sample = watch.recent[-1, 0]
-            limits = self._limits(baseline, footing.guess)
+            limits = self._limits(baseline, footing)
         if num_clean % BLOCK == 0:
             settled = (num_recent >= NUM_RECENT) & ~watch.suspect & (footing.unsettled == 0)
             baseline = baseline.absorb(watch.recent[:BLOCK, 0], watch.recent[:BLOCK, 1], settled, limits.off)
-            limits = self._limits(baseline, footing.guess)
+            limits = self._limits(baseline, footing)
         state = TriggerState(
             num_clean=num_clean, footing=footing, watch=watch, baseline=baseline, limits=limits, past=state.past
         )
         return state, sample - baseline.centre
 
-    def _limits(self, baseline: Baseline, guess: FloatArray | None = None) -> Limits:
+    def _limits(self, baseline: Baseline, footing: Footing | None = None) -> Limits:
         armed = baseline.is_armed
-        least = np.maximum(math.log(self.min_factor), 0.0 if guess is None else guess)
+        least = np.maximum(math.log(self.min_factor), 0.0 if footing is None else footing.guess)
+        doubt = 1.0 if footing is None else np.where(footing.unsettled > 0, _UNSETTLED, 1.0)
         allowed = self.max_false_rate / armed.size
         # The larger the group, the farther out is what none of it does by chance; few blocks know their spread badly.
         sds = self.num_sds * _farther(allowed, self.max_false_rate / 4) * (1 + 2 / np.maximum(baseline.num_blocks, 1))
-        off = np.minimum(np.maximum(sds * baseline.block_spread, least), np.maximum(least, math.log(2.0)))
+        off = np.minimum(np.maximum(doubt * sds * baseline.block_spread, least), np.maximum(least, math.log(2.0)))
         far = np.maximum(
-            math.log(self.fast_factor or 2.0), self.fast_sds * np.maximum(baseline.spread, baseline.block_spread)
+            math.log(self.fast_factor or 2.0),
+            doubt * self.fast_sds * np.maximum(baseline.spread, baseline.block_spread),
         )
         chance = (baseline.num_far + _PRIOR_FAR) / (baseline.num_seen + _PRIOR_SEEN)
         prior = np.maximum(_PRIOR_AGAIN, chance)

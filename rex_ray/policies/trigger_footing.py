@@ -18,7 +18,17 @@ from rex_ray.core.median import median
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import BoolArray, FloatArray, IntArray
 from rex_ray.policies.seams import Model
-from rex_ray.policies.trigger_memory import NUM_VISITED, SHORT, Baseline, Footing, Limits, TriggerState, Watch, frozen
+from rex_ray.policies.trigger_memory import (
+    NUM_VISITED,
+    SETTLING,
+    SHORT,
+    Baseline,
+    Footing,
+    Limits,
+    TriggerState,
+    Watch,
+    frozen,
+)
 
 __all__ = ["MOVED", "advance", "rebase"]
 
@@ -48,14 +58,14 @@ def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> tupl
         return _afresh(state, step)
     moved = np.abs(np.log(np.maximum(rows, 1) / np.maximum(old.sizes, 1))) > MOVED
     unknown = (rows == 0) | (old.sizes == 0)
-    visited = _visit(old.visited, old.sizes, old.unsettled == 0)
+    visited = _visit(old.visited, old.sizes, old.unsettled <= SETTLING - SHORT)
     guess = np.where(moved, _guess(visited, rows), 0.0)
     footing = Footing(
         version=step.allocation_version,
         sizes=frozen(rows.copy()),
         reference=frozen(np.where(unknown, _log_us(step), old.reference + ratio)),
         visited=frozen(visited),
-        unsettled=frozen(np.where(moved, SHORT, old.unsettled)),
+        unsettled=frozen(np.where(moved, SETTLING, old.unsettled)),
         guess=frozen(guess),
         since=state.num_clean,
     )
@@ -69,29 +79,30 @@ def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> tupl
 def advance(
     footing: Footing, watch: Watch, baseline: Baseline, limits: Limits, level: FloatArray
 ) -> tuple[Footing, Watch]:
-    """Count a sample under new shares; centre a rank at its new size once it has had enough of them.
+    """Count a sample at a new size or speed; centre a rank there after 3, 8 and 24 of them.
 
     Where the expected time was a guess, three samples replace it, so that a change of speed just after the move is not
     taken for an error of the guess. An error that looks like the end of a slowdown is one: the shape of a curve has no
-    reason to be wrong by just what is known of the rank's ``level``.
+    reason to be wrong by just what is known of the rank's ``level``. Eight samples that remember have an error of their
+    own; until 24 have mended it, limits are wider.
     """
-    last = footing.unsettled == 1
-    due = last & (watch.num_recent >= SHORT)
-    early = (footing.unsettled == SHORT + 1 - FIRST) & (footing.guess > 0) & (watch.num_recent >= FIRST)
-    unsettled = np.where(last & ~due, 1, np.maximum(footing.unsettled - 1, 0))
-    footing = changed(footing, unsettled=frozen(unsettled))
-    if not (due | early).any():
+    age = np.where(footing.unsettled > 0, SETTLING + 1 - footing.unsettled, 0)
+    is_full = watch.num_recent >= age
+    due = (((age == FIRST) & (footing.guess > 0)) | (age == SHORT) | (age == SETTLING)) & is_full
+    footing = changed(footing, unsettled=frozen(np.maximum(footing.unsettled - 1, (age == SETTLING) & ~is_full)))
+    if not due.any():
         return footing, watch
-    newest = watch.recent[:, 0]
-    residual = np.where(early, median(newest[-FIRST:]), median(newest[-SHORT:])) - baseline.centre
-    is_over = (level > _SAME) & (np.abs(level + residual) < _SAME)
-    shift = np.where((due | early) & ~is_over & (np.abs(residual) <= limits.off), residual, 0.0)
+    shift = np.zeros(age.size)
+    for count in (FIRST, SHORT, SETTLING):
+        ranks = due & (age == count)
+        if ranks.any():
+            residual = median(watch.recent[-count:, 0]) - baseline.centre
+            is_over = (level > 2 * _SAME) & (np.abs(level + residual) < _SAME)
+            shift = np.where(ranks & ~is_over & (np.abs(residual) <= limits.off), residual, shift)
     recent = watch.recent.copy()
     recent[:, 0] -= shift
     footing = changed(
-        footing,
-        reference=frozen(footing.reference + shift),
-        guess=frozen(np.where(due | early, 0.0, footing.guess)),
+        footing, reference=frozen(footing.reference + shift), guess=frozen(np.where(due, 0.0, footing.guess))
     )
     return footing, changed(watch, recent=frozen(recent))
 

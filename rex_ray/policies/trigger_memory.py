@@ -23,6 +23,7 @@ __all__ = [
     "NUM_BLOCKS",
     "NUM_LENGTHS",
     "NUM_RECENT",
+    "SETTLING",
     "SHORT",
     "Baseline",
     "Footing",
@@ -41,6 +42,9 @@ BLOCK = 8
 
 NUM_RECENT = LONG + BLOCK
 """Newest samples kept: the long window, and the block that waits behind it."""
+
+SETTLING = NUM_RECENT
+"""Samples after which a rank's usual time at a new size or speed is known."""
 
 NUM_BLOCKS = 12
 """Blocks in the baseline window of 96 samples."""
@@ -83,7 +87,7 @@ class Footing:
         reference: log own time in microseconds from which samples are counted, shape ``[n]``. It is frozen while an
             allocation runs: a model that goes on learning would learn the slowdown, too.
         visited: newest distinct sizes that the rank has settled on before, shape ``[n, NUM_VISITED]``; 0: none.
-        unsettled: samples still to come before the rank is centred at its new size, shape ``[n]``; 0: it is.
+        unsettled: samples still to come before the rank's usual time under these shares is known, shape ``[n]``.
         guess: by how much (log) the expected time may be wrong, where the new size is beyond what the rank has run,
             shape ``[n]``; 0 elsewhere.
         since: clean sample from which on the allocation runs.

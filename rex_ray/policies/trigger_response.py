@@ -16,7 +16,7 @@ from rex_ray.core.types import BoolArray, FloatArray
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
 from rex_ray.policies.trigger_gate import expected_use_steps, stakes
-from rex_ray.policies.trigger_memory import LONG, NUM_LENGTHS, SHORT, Past, TriggerState, frozen
+from rex_ray.policies.trigger_memory import LONG, NUM_LENGTHS, SETTLING, SHORT, Past, TriggerState, frozen
 from rex_ray.policies.trigger_tests import Changes
 
 __all__ = ["Response"]
@@ -107,9 +107,13 @@ class Response:
         if past.alarm_step < 0:
             return past
         waited = min(max(step - past.alarm_step, 1), _LONGEST_LAG)
-        overtaken = waited < _OVERTAKEN * past.lag_steps
+        # Shares that come much later were asked for by somebody else; many of them in a row are a longer lag.
+        change = (waited - past.lag_steps) / 4 if waited <= 2 * past.lag_steps else past.lag_steps / 20
         return replace(
-            past, alarm_step=-1, is_review_due=overtaken, lag_steps=past.lag_steps + (waited - past.lag_steps) / 4
+            past,
+            alarm_step=-1,
+            is_review_due=waited < _OVERTAKEN * past.lag_steps,
+            lag_steps=past.lag_steps + change,
         )
 
     def _price(self, state: TriggerState, changes: Changes, slower: BoolArray) -> dict[str, float]:
@@ -186,7 +190,7 @@ class Response:
         footing = replace(
             footing,
             reference=frozen(footing.reference + effect),
-            unsettled=frozen(np.where(who, SHORT, footing.unsettled)),
+            unsettled=frozen(np.where(who, SETTLING, footing.unsettled)),
         )
         return alarm, replace(state, footing=footing, watch=state.watch.forget(who), past=past)
 
