@@ -67,6 +67,7 @@ def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> tupl
         visited=frozen(visited),
         unsettled=frozen(np.where(moved, SETTLING, old.unsettled)),
         guess=frozen(guess),
+        was_falling=frozen(moved & (state.watch.off < 0)),
         since=state.num_clean,
     )
     baseline = state.baseline
@@ -82,8 +83,8 @@ def advance(
     """Count a sample at a new size or speed; centre a rank there after 3, 8 and 24 of them.
 
     Where the expected time was a guess, three samples replace it, so that a change of speed just after the move is not
-    taken for an error of the guess. An error that looks like the end of a slowdown is one: the shape of a curve has no
-    reason to be wrong by just what is known of the rank's ``level``. Eight samples that remember have an error of their
+    taken for an error of the guess. An error as large as the rank's ``level`` is the end of a slowdown if the rank was
+    getting faster just before the move or is within these samples. Eight samples that remember have an error of their
     own; until 24 have mended it, limits are wider.
     """
     age = np.where(footing.unsettled > 0, SETTLING + 1 - footing.unsettled, 0)
@@ -97,7 +98,8 @@ def advance(
         ranks = due & (age == count)
         if ranks.any():
             residual = median(watch.recent[-count:, 0]) - baseline.centre
-            is_over = (level > 2 * _SAME) & (np.abs(level + residual) < _SAME)
+            fell = footing.was_falling | (watch.recent[-count, 0] - watch.recent[-1, 0] > level / 2)
+            is_over = fell & (level > 2 * _SAME) & (np.abs(level + residual) < _SAME)
             shift = np.where(ranks & ~is_over & (np.abs(residual) <= limits.off), residual, shift)
     recent = watch.recent.copy()
     recent[:, 0] -= shift
@@ -118,6 +120,7 @@ def _afresh(state: TriggerState, step: StepObserved) -> tuple[TriggerState, Foot
         visited=frozen(np.zeros((n, NUM_VISITED), dtype=np.int64)),
         unsettled=zeros,
         guess=frozen(np.zeros(n)),
+        was_falling=frozen(np.zeros(n, dtype=np.bool_)),
         since=state.num_clean,
     )
     return replace(state, footing=footing, watch=Watch.empty(n), baseline=Baseline.empty(n)), footing

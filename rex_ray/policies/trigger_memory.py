@@ -90,6 +90,7 @@ class Footing:
         unsettled: samples still to come before the rank's usual time under these shares is known, shape ``[n]``.
         guess: by how much (log) the expected time may be wrong, where the new size is beyond what the rank has run,
             shape ``[n]``; 0 elsewhere.
+        was_falling: the rank's last times before the move were too short for the speed that was known, shape ``[n]``.
         since: clean sample from which on the allocation runs.
     """
 
@@ -99,6 +100,7 @@ class Footing:
     visited: IntArray
     unsettled: IntArray
     guess: FloatArray
+    was_falling: BoolArray
     since: int
 
 
