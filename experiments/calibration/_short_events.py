@@ -12,7 +12,7 @@ import numpy as np
 
 from rex_ray.control.controller import Controller
 from rex_ray.policies.registry import make_policy
-from rex_ray.scenario import Episode, NoiseModel, load_profile, optimal_split
+from rex_ray.scenario import Episode, NoiseModel, load_profile, optimal_split, random_episodes
 from rex_ray.sim import Scenario, mixed_cluster, simulate
 
 __all__ = ["CASES", "EventCase", "play"]
@@ -36,15 +36,17 @@ class EventCase:
         largest_factor: largest slowdown.
         mean_pause: mean number of steps between events, of which 20 at least; exactly that many where it is 20.
         rank: whom it hits; None: anybody.
+        per_1000_worker_steps: draw independent events as they were measured on production clusters instead.
     """
 
     name: str
-    shortest: int
-    longest: int
-    least_factor: float
-    largest_factor: float
+    shortest: int = 0
+    longest: int = 0
+    least_factor: float = 1.0
+    largest_factor: float = 1.0
     mean_pause: float = 110.0
     rank: int | None = None
+    per_1000_worker_steps: float = 0.0
 
 
 CASES = (
@@ -61,6 +63,8 @@ CASES = (
         mean_pause=20.0,
         rank=1,
     ),
+    EventCase(name="as measured, 1 per 1,000", per_1000_worker_steps=1.0),
+    EventCase(name="as measured, 2.4 per 1,000", per_1000_worker_steps=2.4),
 )
 
 
@@ -74,18 +78,16 @@ class Played:
 
 def scenario(case: EventCase, num_steps: int, seed: int) -> tuple[Scenario, int]:
     """Return a mixed cluster on which such events happen, and how many."""
-    rng = np.random.default_rng((seed, 7))
-    episodes: list[Episode] = []
-    step = _QUIET_STEPS
-    while True:
-        step += 20 + int(rng.exponential(case.mean_pause - 20))
-        length = int(rng.integers(case.shortest, case.longest + 1))
-        if step + length + 60 > num_steps:
-            break
-        factor = float(rng.uniform(case.least_factor, case.largest_factor))
-        rank = int(rng.integers(len(DEVICES))) if case.rank is None else case.rank
-        episodes.append(Episode(rank=rank, start_step=step, num_steps=length, factor=factor))
-        step += length
+    if case.per_1000_worker_steps:
+        drawn = random_episodes(
+            num_workers=len(DEVICES),
+            num_steps=num_steps,
+            per_1000_worker_steps=case.per_1000_worker_steps,
+            seed=seed,
+        )
+        episodes = [episode for episode in drawn if episode.start_step >= _QUIET_STEPS]
+    else:
+        episodes = _one_at_a_time(case, num_steps, seed)
     world = mixed_cluster(
         DEVICES,
         WORKLOAD,
@@ -95,6 +97,21 @@ def scenario(case: EventCase, num_steps: int, seed: int) -> tuple[Scenario, int]
         seed=seed,
     )
     return world, len(episodes)
+
+
+def _one_at_a_time(case: EventCase, num_steps: int, seed: int) -> list[Episode]:
+    rng = np.random.default_rng((seed, 7))
+    episodes: list[Episode] = []
+    step = _QUIET_STEPS
+    while True:
+        step += 20 + int(rng.exponential(case.mean_pause - 20))
+        length = int(rng.integers(case.shortest, case.longest + 1))
+        if step + length + 60 > num_steps:
+            return episodes
+        factor = float(rng.uniform(case.least_factor, case.largest_factor))
+        rank = int(rng.integers(len(DEVICES))) if case.rank is None else case.rank
+        episodes.append(Episode(rank=rank, start_step=step, num_steps=length, factor=factor))
+        step += length
 
 
 def play(world: Scenario, num_steps: int, **options: object) -> Played:

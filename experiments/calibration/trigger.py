@@ -38,6 +38,7 @@ _GROUPS = 16
 
 _RUN_STEPS, _RUN_SEEDS = 2_000, (4, 1)
 _LAG = 10
+_LEAST_GAP = 0.01
 
 
 def measure(budget: Budget) -> Result:
@@ -232,11 +233,14 @@ def _gap(case: EventCase, seeds: Sequence[int]) -> dict[str, Any]:
         "steps": _RUN_STEPS,
         "seed": seeds[0],
         "still_s": still,
-        "oracle_late_s": oracle,
-        "oracle_back_at_once_pct": 100.0 * (still - spent["foreseen"][0]) / (still - oracle),
+        "oracle_saves_pct": 100.0 * (still - oracle) / still,
+        "foreseen_saves_pct": 100.0 * (still - spent["foreseen"][0]) / still,
     }
+    # A part of next to nothing says nothing.
+    is_wide = still - oracle > _LEAST_GAP * still
     for name in methods:
-        row[f"{name}_pct"] = 100.0 * (still - spent[name][0]) / (still - oracle)
+        row[f"{name}_saves_pct"] = 100.0 * (still - spent[name][0]) / still
+        row[f"{name}_of_gap_pct"] = 100.0 * (still - spent[name][0]) / (still - oracle) if is_wide else None
         row[f"{name}_moves"] = spent[name][1]
     return row
 

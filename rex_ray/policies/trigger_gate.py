@@ -18,6 +18,9 @@ from rex_ray.core.types import FloatArray, IntArray
 __all__ = ["Stakes", "expected_use_steps", "stakes"]
 
 
+_LEAST_COUNT, _LEAST_SHARE = 2, 0.25
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stakes:
     """What is to be won and lost, in microseconds per step.
@@ -57,8 +60,9 @@ def stakes(num_rows: IntArray, healthy_us: FloatArray, slow_us: FloatArray) -> S
 def expected_use_steps(lengths: Sequence[int], age: int, lag_steps: float) -> float:
     """Return how many steps new shares would be of use, as earlier events tell: ``E[(length - age - lag)+]``.
 
-    Only events that lasted longer than ``age`` can tell. Where none did, this one is of a new kind, and is expected
-    to last as long again as it has (the Lindy rule, which heavy tails follow).
+    Only events that lasted longer than ``age`` can tell. Where one at most did, this one is of a new kind, and is
+    expected to last as long again as it has (the Lindy rule, which heavy tails follow). Where less than a quarter of
+    them would have been of use at all, the mean is the word of few, whose length may be a mistake: 0 then.
 
     Args:
         lengths: of earlier events in steps.
@@ -66,6 +70,7 @@ def expected_use_steps(lengths: Sequence[int], age: int, lag_steps: float) -> fl
         lag_steps: steps until new shares arrive.
     """
     longer = np.array([length for length in lengths if length > age], dtype=np.float64)
-    if longer.size == 0:
+    if longer.size < _LEAST_COUNT:
         return max(age - lag_steps, 0.0)
-    return float(np.maximum(longer - age - lag_steps, 0.0).mean())
+    use = np.maximum(longer - age - lag_steps, 0.0)
+    return float(use.mean()) if (use > 0).mean() >= _LEAST_SHARE else 0.0

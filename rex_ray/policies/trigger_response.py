@@ -79,8 +79,10 @@ class Response:
         if not (ready & changes.is_sure).any():
             return self._hold(state, changes, waiting, step, "held: flapping")
         slower = ready & (changes.effect > 0)
-        # A rank that goes back and forth is moved for good: its recoveries are held, so the move pays again each time.
-        if slower.any() and not (flaps & slower).any() and not (ready & changes.is_sure & ~slower).any():
+        # The recovery of a rank that goes back and forth is held beyond its next slowdown: the move pays again then.
+        pause = state.num_clean - state.watch.lasting - past.ended
+        for_good = (flaps & slower & (past.hold >= pause)).any()
+        if slower.any() and not for_good and not (ready & changes.is_sure & ~slower).any():
             price = self._price(state, changes, slower)
             if price["seen_us"] < price["cost_us"]:
                 return self._hold(state, changes, slower, step, "held: cost", price)
