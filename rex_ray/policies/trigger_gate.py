@@ -18,7 +18,7 @@ from rex_ray.core.types import FloatArray, IntArray
 __all__ = ["Stakes", "expected_use_steps", "stakes"]
 
 
-_LEAST_COUNT, _LEAST_SHARE = 2, 0.25
+_LEAST_COUNT, _LEAST_SHARE, _MANY = 2, 0.25, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,5 +72,7 @@ def expected_use_steps(lengths: Sequence[int], age: int, lag_steps: float) -> fl
     longer = np.array([length for length in lengths if length > age], dtype=np.float64)
     if longer.size < _LEAST_COUNT:
         return max(age - lag_steps, 0.0)
-    use = np.maximum(longer - age - lag_steps, 0.0)
+    # The longest of many is left out of the mean: it may be an event whose end went by unnoticed.
+    told = np.sort(longer)[:-1] if longer.size >= _MANY else longer
+    use = np.maximum(told - age - lag_steps, 0.0)
     return float(use.mean()) if (use > 0).mean() >= _LEAST_SHARE else 0.0

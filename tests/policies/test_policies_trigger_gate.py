@@ -44,7 +44,8 @@ def test_of_four_equal_workers_one_twice_as_slow_gains_six_times_what_a_useless_
         ((30, 30, 30, 30), 40, 30.0),
         ((12, 12, 12, 12, 12, 90), 4, 0.0),
         ((12, 12, 12, 12, 90), 13, 3.0),
-        ((12, 40, 60, 80), 5, (25 + 45 + 65) / 4),
+        ((12, 50, 300), 13, (27 + 277) / 2),
+        ((12, 40, 60, 80), 5, (0 + 25 + 45) / 3),
     ],
 )
 def test_earlier_events_tell_how_long_new_shares_would_be_of_use(lengths, age, expected):
