@@ -14,8 +14,8 @@ import yaml
 from rex_ray.core.errors import ConfigError, nearest_name_hint
 from rex_ray.policies.base import Policy
 from rex_ray.policies.bsp import FixedBatch
-from rex_ray.policies.fixed_split import shares_by_hand
 from rex_ray.policies.registry import make_policy
+from rex_ray.policies.split.fixed import shares_by_hand
 from rex_ray.worker.options import WorkerOptions
 
 __all__ = ["RexConfig"]

@@ -25,7 +25,7 @@ def room_lines(room: str) -> str:
 @pytest.mark.parametrize("room", sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()))
 def test_every_module_stands_in_the_architecture_under_its_room(room: str) -> None:
     named = set(re.findall(r"\w+", room_lines(room)))
-    modules = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in (PACKAGE / room).rglob("*.py")} - {"__init__"}
     assert modules <= named, f"add to docs/architecture.md: {sorted(modules - named)}"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.calibration._bounds import Budget, Result
 from rex_ray.core.noise_scale import MIN_BLOCKS, moments_of_sums
 from rex_ray.core.types import FloatArray
-from rex_ray.policies.growth_blocks import BLOCK_STEPS
+from rex_ray.policies.growth.blocks import BLOCK_STEPS
 from rex_ray.sim.gradients import NoisyGradients
 
 __all__ = ["measure"]

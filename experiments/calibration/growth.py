@@ -21,9 +21,9 @@ from rex_ray.core.types import BoolArray, FloatArray
 from rex_ray.core.wilcoxon import signed_rank
 from rex_ray.policies.base import Policy
 from rex_ray.policies.composition import Composition
-from rex_ray.policies.growth import NoiseScaleGrowth
-from rex_ray.policies.growth_blocks import BLOCK_STEPS, block_statistic
-from rex_ray.policies.growth_egmd import BET, Egmd
+from rex_ray.policies.growth.blocks import BLOCK_STEPS, block_statistic
+from rex_ray.policies.growth.by_noise_scale import NoiseScaleGrowth
+from rex_ray.policies.growth.egmd import BET, Egmd
 from rex_ray.policies.rex import rex
 from rex_ray.scenario import NoiseModel
 from rex_ray.scenario.learning import load_learning

@@ -9,18 +9,15 @@ from rex_ray.policies import (
     base,
     composition,
     dlb,
-    growth_blocks,
-    growth_health,
-    growth_pace,
-    growth_state,
-    probing,
     rollback,
     seams,
-    search_state,
-    spline_split,
     trigger_memory,
     wrappers,
 )
+from rex_ray.policies.growth import blocks, health, pace
+from rex_ray.policies.growth import state as growth_state
+from rex_ray.policies.search import state as search_state
+from rex_ray.policies.split import probing, spline
 
 __all__ = ["CODEC"]
 
@@ -80,12 +77,12 @@ CODEC = Codec(
         base.Reallocate,
         composition.CompositionState,
         dlb.EpochSplitState,
-        growth_blocks.NoiseBlocks,
-        growth_health.Health,
-        growth_pace.BatchTrial,
-        growth_pace.Pace,
+        blocks.NoiseBlocks,
+        health.Health,
+        pace.BatchTrial,
+        pace.Pace,
         growth_state.GrowthState,
-        spline_split.SplineSplitState,
+        spline.SplineSplitState,
         probing.ProbingState,
         rollback.RollBackState,
         search_state.AskedSearch,

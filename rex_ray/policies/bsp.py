@@ -9,8 +9,8 @@ from rex_ray.core.observations import AllocationApplied, SearchResult, StepObser
 from rex_ray.core.types import Allocation, Problem
 from rex_ray.policies.base import Finding, Reallocate
 from rex_ray.policies.composition import Composition
-from rex_ray.policies.fixed_split import FixedSplit
 from rex_ray.policies.seams import Alarm, BatchPlan, Model, SearchView
+from rex_ray.policies.split.fixed import FixedSplit
 
 __all__ = ["FixedBatch", "NoSearch", "NoTrigger", "bsp"]
 

@@ -29,9 +29,9 @@ from rex_ray.policies.base import (
     Search,
     TellTrial,
 )
-from rex_ray.policies.doubted import DoubtedModel
 from rex_ray.policies.limits import equal_shares, resumed_shares, share_bounds
 from rex_ray.policies.seams import Alarm, BatchPlan, Growth, SearchPart, SearchView, Split, Trigger
+from rex_ray.policies.split.doubted import DoubtedModel
 
 __all__ = ["Composition", "CompositionState"]
 

@@ -11,14 +11,14 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.policies.base import Part, Policy
 from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
-from rex_ray.policies.fixed_split import FixedSplit
-from rex_ray.policies.growth import LRChoice, RuleName, make_growth
-from rex_ray.policies.growth_egmd import Egmd, Statistic, Test
-from rex_ray.policies.probing import ProbingSplit
+from rex_ray.policies.growth.by_noise_scale import LRChoice, RuleName, make_growth
+from rex_ray.policies.growth.egmd import Egmd, Statistic, Test
 from rex_ray.policies.rollback import RollBack
-from rex_ray.policies.search import AxSearch
-from rex_ray.policies.search_rules import SearchRules
-from rex_ray.policies.spline_split import SplineSplit
+from rex_ray.policies.search.beyond_curves import AxSearch
+from rex_ray.policies.search.rules import SearchRules
+from rex_ray.policies.split.fixed import FixedSplit
+from rex_ray.policies.split.probing import ProbingSplit
+from rex_ray.policies.split.spline import SplineSplit
 from rex_ray.policies.trigger import TwoLevelTrigger
 from rex_ray.policies.trigger_response import Response
 

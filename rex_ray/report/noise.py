@@ -14,8 +14,8 @@ from rex_ray.control.events import StepObserved
 from rex_ray.core.noise_scale import GradientMoments, read_moments
 from rex_ray.core.types import FloatArray, StepFlag, read_only
 from rex_ray.core.wilcoxon import signed_rank
-from rex_ray.policies.growth_blocks import BLOCK_STEPS, block_statistic
-from rex_ray.policies.growth_egmd import Egmd
+from rex_ray.policies.growth.blocks import BLOCK_STEPS, block_statistic
+from rex_ray.policies.growth.egmd import Egmd
 from rex_ray.report.schema import NoiseSeries
 
 __all__ = ["noise_series"]

@@ -13,8 +13,8 @@ from experiments.calibration.growth import ALPHA, TESTS, blocks_of, fires, windo
 from rex_ray.core.noise_scale import read_moments
 from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.types import Allocation, Problem, WorkerSpec
-from rex_ray.policies.growth import NoiseScaleGrowth
-from rex_ray.policies.growth_egmd import Egmd
+from rex_ray.policies.growth.by_noise_scale import NoiseScaleGrowth
+from rex_ray.policies.growth.egmd import Egmd
 from rex_ray.sim.gradients import NoisyGradients
 
 SHARES = (16, 16, 112, 112)

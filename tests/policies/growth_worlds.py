@@ -12,8 +12,8 @@ from policy_worlds import group, observed
 from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.types import Allocation, FloatArray, Problem, StepFlag
 from rex_ray.policies.base import Finding
-from rex_ray.policies.growth import NoiseScaleGrowth
-from rex_ray.policies.growth_state import GrowthState
+from rex_ray.policies.growth.by_noise_scale import NoiseScaleGrowth
+from rex_ray.policies.growth.state import GrowthState
 from rex_ray.policies.seams import BatchPlan
 from rex_ray.sim.gradients import NoisyGradients
 

@@ -15,7 +15,7 @@ from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.registry import make_policy
 from rex_ray.policies.seams import Alarm, BatchPlan
-from rex_ray.policies.spline_split import SplineSplit
+from rex_ray.policies.split.spline import SplineSplit
 
 
 class GrowAtThirty(FixedBatch):

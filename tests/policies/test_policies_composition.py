@@ -14,8 +14,8 @@ from rex_ray.core.types import Allocation
 from rex_ray.policies.base import ChangeGlobalBatch, Finding, Keep, Proposal, Reallocate
 from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
-from rex_ray.policies.fixed_split import FixedSplit
 from rex_ray.policies.seams import Alarm, BatchPlan
+from rex_ray.policies.split.fixed import FixedSplit
 
 RNG = np.random.default_rng(0)
 PROBLEM = group(["T4"] * 2, 32)

@@ -18,10 +18,10 @@ from rex_ray.core.lr_scaling import adascale_gain
 from rex_ray.core.observations import AllocationApplied
 from rex_ray.core.types import Allocation, StepFlag
 from rex_ray.policies.base import Finding
-from rex_ray.policies.growth import NoiseScaleGrowth
-from rex_ray.policies.growth_egmd import Egmd
-from rex_ray.policies.growth_limits import largest_batch, smallest_batch
-from rex_ray.policies.growth_rules import GoodputOptimal, GrowTenPercent
+from rex_ray.policies.growth.by_noise_scale import NoiseScaleGrowth
+from rex_ray.policies.growth.egmd import Egmd
+from rex_ray.policies.growth.limits import largest_batch, smallest_batch
+from rex_ray.policies.growth.rules import GoodputOptimal, GrowTenPercent
 from rex_ray.policies.registry import make_policy
 from rex_ray.policies.seams import BatchPlan
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from growth_worlds import AffineModel, World
 
-from rex_ray.policies.growth import NoiseScaleGrowth
-from rex_ray.policies.growth_blocks import BLOCK_STEPS
-from rex_ray.policies.growth_state import FORECAST_LOOKS
+from rex_ray.policies.growth.blocks import BLOCK_STEPS
+from rex_ray.policies.growth.by_noise_scale import NoiseScaleGrowth
+from rex_ray.policies.growth.state import FORECAST_LOOKS
 
 
 @dataclass(frozen=True)

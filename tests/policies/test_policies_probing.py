@@ -12,9 +12,9 @@ from rex_ray.core.observations import AllocationApplied
 from rex_ray.core.types import Allocation, Problem, WorkerSpec
 from rex_ray.policies.base import Reallocate
 from rex_ray.policies.limits import equal_shares
-from rex_ray.policies.probing import ProbingSplit, mirrored_probes
 from rex_ray.policies.registry import make_policy
-from rex_ray.policies.spline_split import SplineSplit
+from rex_ray.policies.split.probing import ProbingSplit, mirrored_probes
+from rex_ray.policies.split.spline import SplineSplit
 
 MIB = 2**20
 

@@ -27,15 +27,15 @@ from rex_ray.core.observations import AllocationApplied, TrialRequested
 from rex_ray.core.types import Allocation
 from rex_ray.policies import base
 from rex_ray.policies.base import Finding, Proposal, Reallocate
-from rex_ray.policies.doubted import DoubtedModel
 from rex_ray.policies.registry import make_policy
 from rex_ray.policies.seams import Alarm, SearchView
-from rex_ray.policies.search import AxSearch
-from rex_ray.policies.search_duel import rank_test
-from rex_ray.policies.search_rules import SearchRules
-from rex_ray.policies.search_state import AskedSearch, Candidate, Placing, SearchState, TimedTrial, Vouched
-from rex_ray.policies.search_watch import hope
-from rex_ray.policies.spline_split import SplineSplit
+from rex_ray.policies.search.beyond_curves import AxSearch
+from rex_ray.policies.search.duel import rank_test
+from rex_ray.policies.search.rules import SearchRules
+from rex_ray.policies.search.state import AskedSearch, Candidate, Placing, SearchState, TimedTrial, Vouched
+from rex_ray.policies.search.watch import hope
+from rex_ray.policies.split.doubted import DoubtedModel
+from rex_ray.policies.split.spline import SplineSplit
 from rex_ray.scenario import Episode, NoiseModel, OwnTime, StepTimeShape, true_optimum
 from rex_ray.sim import Scenario, SimulatedRun, mixed_cluster, simulate
 

@@ -28,9 +28,9 @@ from rex_ray.policies.base import ChangeGlobalBatch, Policy, Proposal, Reallocat
 from rex_ray.policies.bsp import FixedBatch, NoTrigger
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.registry import make_policy, policy_names
-from rex_ray.policies.search import AxSearch
-from rex_ray.policies.search_rules import SearchRules
-from rex_ray.policies.spline_split import SplineSplit
+from rex_ray.policies.search.beyond_curves import AxSearch
+from rex_ray.policies.search.rules import SearchRules
+from rex_ray.policies.split.spline import SplineSplit
 from rex_ray.sim.gradients import NoisyGradients
 
 POLICIES = [

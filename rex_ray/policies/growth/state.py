@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from rex_ray.core.changed import changed
 from rex_ray.core.types import FloatArray, Problem, read_only
-from rex_ray.policies.growth_blocks import NoiseBlocks
-from rex_ray.policies.growth_egmd import BET
-from rex_ray.policies.growth_health import Health
-from rex_ray.policies.growth_pace import BatchTrial, Pace
+from rex_ray.policies.growth.blocks import NoiseBlocks
+from rex_ray.policies.growth.egmd import BET
+from rex_ray.policies.growth.health import Health
+from rex_ray.policies.growth.pace import BatchTrial, Pace
 from rex_ray.policies.seams import BatchPlan
 
 __all__ = ["GrowthState", "at_another_batch", "figures", "is_banned", "known", "left", "tried", "with_fresh_forecast"]

@@ -17,12 +17,12 @@ from rex_ray.core.noise_scale import read_moments
 from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.types import Allocation, Problem, StepFlag, read_only
 from rex_ray.policies.base import Finding
-from rex_ray.policies.growth_blocks import BLOCK_STEPS, NoiseBlocks, block_statistic
-from rex_ray.policies.growth_egmd import BET, Egmd
-from rex_ray.policies.growth_limits import largest_batch, smallest_batch
-from rex_ray.policies.growth_pace import BatchTimes, Pace
-from rex_ray.policies.growth_rules import UNKNOWN, GoodputOptimal, GrowTenPercent, GrowthRule, GrowthView, Hold, Target
-from rex_ray.policies.growth_state import (
+from rex_ray.policies.growth.blocks import BLOCK_STEPS, NoiseBlocks, block_statistic
+from rex_ray.policies.growth.egmd import BET, Egmd
+from rex_ray.policies.growth.limits import largest_batch, smallest_batch
+from rex_ray.policies.growth.pace import BatchTimes, Pace
+from rex_ray.policies.growth.rules import UNKNOWN, GoodputOptimal, GrowTenPercent, GrowthRule, GrowthView, Hold, Target
+from rex_ray.policies.growth.state import (
     GrowthState,
     at_another_batch,
     figures,

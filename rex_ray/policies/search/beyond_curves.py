@@ -17,10 +17,10 @@ from rex_ray.core.observations import AllocationApplied, SearchResult, StepObser
 from rex_ray.core.types import Problem, read_only
 from rex_ray.policies.base import Finding, Proposal, Reallocate, TellTrial
 from rex_ray.policies.seams import Model, SearchView
-from rex_ray.policies.search_asking import fruitless, limits, rest, wait_for_answer
-from rex_ray.policies.search_duel import fight
-from rex_ray.policies.search_rules import SearchRules
-from rex_ray.policies.search_state import (
+from rex_ray.policies.search.asking import fruitless, limits, rest, wait_for_answer
+from rex_ray.policies.search.duel import fight
+from rex_ray.policies.search.rules import SearchRules
+from rex_ray.policies.search.state import (
     AskedSearch,
     Candidate,
     Duel,
@@ -33,7 +33,7 @@ from rex_ray.policies.search_state import (
     Stage,
     TimedTrial,
 )
-from rex_ray.policies.search_trials import (
+from rex_ray.policies.search.trials import (
     Answer,
     conclude,
     disturb,

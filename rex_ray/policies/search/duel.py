@@ -11,9 +11,9 @@ import numpy as np
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.rank_tests import compare_ranks, one_sided_p
 from rex_ray.policies.base import Finding, Reallocate
-from rex_ray.policies.search_rules import SearchRules
-from rex_ray.policies.search_state import Candidate, Duel, Patience, Placing, SearchState, Vouched
-from rex_ray.policies.search_trials import (
+from rex_ray.policies.search.rules import SearchRules
+from rex_ray.policies.search.state import Candidate, Duel, Patience, Placing, SearchState, Vouched
+from rex_ray.policies.search.trials import (
     Answer,
     asked,
     counted,

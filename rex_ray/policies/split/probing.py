@@ -16,7 +16,7 @@ from rex_ray.core.types import Allocation, BoolArray, Problem
 from rex_ray.policies.base import Finding, Proposal, Reallocate
 from rex_ray.policies.limits import share_bounds
 from rex_ray.policies.seams import Model, Shares
-from rex_ray.policies.spline_split import SplineSplit, SplineSplitState
+from rex_ray.policies.split.spline import SplineSplit, SplineSplitState
 
 __all__ = ["ProbingSplit", "ProbingState", "mirrored_probes"]
 

@@ -12,10 +12,10 @@ from rex_ray.core.types import IntArray, Problem, StepFlag
 from rex_ray.policies.base import Finding, Search
 from rex_ray.policies.limits import share_bounds
 from rex_ray.policies.seams import Model, SearchView
-from rex_ray.policies.search_rules import SearchRules
-from rex_ray.policies.search_state import AskedSearch, SearchState
-from rex_ray.policies.search_trials import Answer, finding, is_clean
-from rex_ray.policies.search_watch import hope, watched
+from rex_ray.policies.search.rules import SearchRules
+from rex_ray.policies.search.state import AskedSearch, SearchState
+from rex_ray.policies.search.trials import Answer, finding, is_clean
+from rex_ray.policies.search.watch import hope, watched
 
 __all__ = ["fruitless", "limits", "rest", "wait_for_answer"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.policies.search_state import Patience
+from rex_ray.policies.search.state import Patience
 
 __all__ = ["SearchRules"]
 

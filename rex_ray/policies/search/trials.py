@@ -14,8 +14,8 @@ from rex_ray.core.observations import StepObserved
 from rex_ray.core.search_problem import SearchKind, objective_of
 from rex_ray.core.types import FloatArray, StepFlag, read_only
 from rex_ray.policies.base import Finding, Proposal, Reallocate, Search, TellTrial
-from rex_ray.policies.search_rules import SearchRules
-from rex_ray.policies.search_state import (
+from rex_ray.policies.search.rules import SearchRules
+from rex_ray.policies.search.state import (
     Candidate,
     Duel,
     Patience,

@@ -9,8 +9,8 @@ import numpy as np
 
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import FloatArray, IntArray, read_only
-from rex_ray.policies.search_rules import SearchRules
-from rex_ray.policies.search_state import ShareWatch
+from rex_ray.policies.search.rules import SearchRules
+from rex_ray.policies.search.state import ShareWatch
 
 __all__ = ["hope", "watched"]
 

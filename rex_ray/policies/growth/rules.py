@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from rex_ray.core.types import FloatArray, Problem
-from rex_ray.policies.growth_blocks import NoiseBlocks
-from rex_ray.policies.growth_pace import BatchTimes
+from rex_ray.policies.growth.blocks import NoiseBlocks
+from rex_ray.policies.growth.pace import BatchTimes
 
 __all__ = ["UNKNOWN", "GoodputOptimal", "GrowTenPercent", "GrowthRule", "GrowthView", "Hold", "Target"]
 

@@ -10,8 +10,8 @@ from rex_ray.core.eprocess import SignBet
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import FloatArray
 from rex_ray.core.wilcoxon import Alternative, SignedRank, signed_rank, smallest_p
-from rex_ray.policies.growth_blocks import BlockStatistic, NoiseBlocks, block_statistic
-from rex_ray.policies.growth_rules import UNKNOWN, GrowthView, Hold, Target
+from rex_ray.policies.growth.blocks import BlockStatistic, NoiseBlocks, block_statistic
+from rex_ray.policies.growth.rules import UNKNOWN, GrowthView, Hold, Target
 
 __all__ = ["BET", "Egmd", "Statistic", "Test"]
 

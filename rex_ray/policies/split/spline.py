@@ -18,7 +18,7 @@ from rex_ray.core.types import Allocation, BoolArray, FloatArray, Problem, StepF
 from rex_ray.policies.base import Finding, Proposal, Reallocate
 from rex_ray.policies.limits import equal_shares, resumed_shares
 from rex_ray.policies.seams import Model, Shares
-from rex_ray.policies.spline_model import SplineModel
+from rex_ray.policies.split.model import SplineModel
 
 __all__ = ["SplineSplit", "SplineSplitState"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from rex_ray.core.changed import changed
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import FloatArray, StepFlag, read_only
-from rex_ray.policies.growth_blocks import BLOCK_STEPS
+from rex_ray.policies.growth.blocks import BLOCK_STEPS
 
 __all__ = ["Health"]
 

@@ -1,0 +1,1 @@
+"""Shares of a global batch: set by hand, or from measured curves."""
