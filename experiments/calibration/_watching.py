@@ -10,8 +10,8 @@ from experiments.calibration._own_times import Noise, draw
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import FloatArray, Problem, WorkerSpec
 from rex_ray.policies.seams import Alarm
-from rex_ray.policies.trigger import TwoLevelTrigger
-from rex_ray.policies.trigger_memory import TriggerState
+from rex_ray.policies.trigger.memory import TriggerState
+from rex_ray.policies.trigger.two_level import TwoLevelTrigger
 
 __all__ = ["delays", "group", "resplits", "watch"]
 

@@ -19,7 +19,7 @@ from experiments.calibration._own_times import NOISES, draw, traces
 from experiments.calibration._short_events import CASES, EventCase, play, play_known, scenario
 from experiments.calibration._watching import delays, resplits
 from rex_ray.core.types import FloatArray
-from rex_ray.policies.trigger import TwoLevelTrigger
+from rex_ray.policies.trigger.two_level import TwoLevelTrigger
 
 __all__ = ["measure"]
 

@@ -11,13 +11,13 @@ from rex_ray.policies import (
     dlb,
     rollback,
     seams,
-    trigger_memory,
     wrappers,
 )
 from rex_ray.policies.growth import blocks, health, pace
 from rex_ray.policies.growth import state as growth_state
 from rex_ray.policies.search import state as search_state
 from rex_ray.policies.split import probing, spline
+from rex_ray.policies.trigger import memory as trigger_memory
 
 __all__ = ["CODEC"]
 

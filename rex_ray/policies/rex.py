@@ -19,8 +19,8 @@ from rex_ray.policies.search.rules import SearchRules
 from rex_ray.policies.split.fixed import FixedSplit
 from rex_ray.policies.split.probing import ProbingSplit
 from rex_ray.policies.split.spline import SplineSplit
-from rex_ray.policies.trigger import TwoLevelTrigger
-from rex_ray.policies.trigger_response import Response
+from rex_ray.policies.trigger.response import Response
+from rex_ray.policies.trigger.two_level import TwoLevelTrigger
 
 __all__ = ["PartMode", "rex"]
 

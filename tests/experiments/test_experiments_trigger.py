@@ -9,7 +9,7 @@ from experiments.calibration import _detectors as detectors
 from experiments.calibration._own_times import NOISES, draw
 from experiments.calibration._short_events import CASES, play_known, scenario
 from experiments.calibration._watching import resplits
-from rex_ray.policies.trigger import TwoLevelTrigger
+from rex_ray.policies.trigger.two_level import TwoLevelTrigger
 
 
 @pytest.mark.parametrize("name", ["iid", "ar05", "ar07", "ar07_8"])

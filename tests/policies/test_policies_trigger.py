@@ -22,8 +22,8 @@ from rex_ray.core.types import Allocation, FloatArray, StepFlag
 from rex_ray.policies.base import Finding
 from rex_ray.policies.registry import make_policy
 from rex_ray.policies.seams import Alarm
-from rex_ray.policies.trigger import TwoLevelTrigger
-from rex_ray.policies.trigger_memory import TriggerState
+from rex_ray.policies.trigger.memory import TriggerState
+from rex_ray.policies.trigger.two_level import TwoLevelTrigger
 
 TRIGGER = TwoLevelTrigger()
 AR07 = NOISES["ar07"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rex_ray.policies.trigger_gate import expected_use_steps, stakes
+from rex_ray.policies.trigger.gate import expected_use_steps, stakes
 
 times = st.lists(st.floats(1.0, 1e3), min_size=2, max_size=6)
 

@@ -18,7 +18,7 @@ from rex_ray.core.median import median
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import BoolArray, FloatArray, IntArray
 from rex_ray.policies.seams import Model
-from rex_ray.policies.trigger_memory import (
+from rex_ray.policies.trigger.memory import (
     NUM_VISITED,
     SETTLING,
     SHORT,

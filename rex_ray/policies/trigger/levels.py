@@ -9,7 +9,7 @@ import numpy as np
 from rex_ray.core.median import median
 from rex_ray.core.rank_tests import compare_ranks
 from rex_ray.core.types import BoolArray, FloatArray, IntArray
-from rex_ray.policies.trigger_memory import LONG, NUM_BLOCKS, SHORT, Baseline, Limits, TriggerState, Watch
+from rex_ray.policies.trigger.memory import LONG, NUM_BLOCKS, SHORT, Baseline, Limits, TriggerState, Watch
 
 __all__ = ["Changes", "find_changes", "run_lengths", "two_level_signs"]
 

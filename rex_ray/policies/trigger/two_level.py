@@ -19,8 +19,8 @@ from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.types import BoolArray, FloatArray, Problem, StepFlag
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
-from rex_ray.policies.trigger_footing import advance, rebase
-from rex_ray.policies.trigger_memory import (
+from rex_ray.policies.trigger.footing import advance, rebase
+from rex_ray.policies.trigger.memory import (
     BLOCK,
     LONG,
     NUM_RECENT,
@@ -33,8 +33,8 @@ from rex_ray.policies.trigger_memory import (
     Watch,
     frozen,
 )
-from rex_ray.policies.trigger_response import Response
-from rex_ray.policies.trigger_tests import Changes, find_changes, run_lengths, two_level_signs
+from rex_ray.policies.trigger.response import Response
+from rex_ray.policies.trigger.levels import Changes, find_changes, run_lengths, two_level_signs
 
 __all__ = ["TwoLevelTrigger"]
 
