@@ -105,28 +105,28 @@ def _transient_table(runs: Sequence[RunSummary]) -> Table:
 
 
 def _event_table(runs: Sequence[RunSummary]) -> Table:
-    """One row per event, one column per policy that answered anything."""
+    """A row per event and policy, without policies that never moved."""
     shown = [run for run in runs if any(event.moves for event in run.events)]
     table = _table(
-        "each event: reaction + the switch's lag / back after the end (moves), in steps",
-        "back: newest step known when shares near the optimum were asked for again, after the event's end. A good "
-        "answer to a cluster-wide slowdown is no move.",
-        ["event", "who", "steps"],
-        [run.policy for run in shown],
+        "each event, in steps",
+        "reaction: from onset to the decision; lag: from there to the first step under the new shares; back: newest "
+        "step known when shares near the optimum were asked for again, after the event's end. A good answer to a "
+        "cluster-wide slowdown is no move.",
+        ["event", "policy"],
+        ("reaction", "lag", "back", "moves"),
     )
     for index, event in enumerate(runs[0].events if shown else ()):
-        who = "all" if event.rank is None else f"rank {event.rank} ({event.device})"
-        cells = [_answer(run.events[index]) for run in shown]
-        table.add_row(f"{event.kind} {event.factor:g}x", who, f"{event.onset_step}-{event.end_step - 1}", *cells)
+        who = "everybody" if event.rank is None else f"rank {event.rank} ({event.device})"
+        label = f"{who} {event.factor:g}x, {event.onset_step}-{event.end_step - 1}"
+        for run in shown:
+            table.add_row(label if run is shown[0] else "", run.policy, *_answer(run.events[index]))
     return table
 
 
-def _answer(event: EventOutcome) -> str:
-    moves = f"({event.moves})"
-    if event.kind != "slowdown":
-        return moves
-    reaction = "-" if event.reaction_steps is None else f"{event.reaction_steps} + {event.lag_steps or '?'}"
-    return f"{reaction} / {'-' if event.recovery_steps is None else event.recovery_steps} {moves}"
+def _answer(event: EventOutcome) -> tuple[str, str, str, str]:
+    figures = (event.reaction_steps, event.lag_steps, event.recovery_steps)
+    reaction, lag, back = ("-" if steps is None or event.kind != "slowdown" else str(steps) for steps in figures)
+    return reaction, lag, back, str(event.moves)
 
 
 def _growth_table(runs: Sequence[RunSummary], settings: DemoSettings) -> Table:
