@@ -15,6 +15,7 @@ import resource
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -143,14 +144,20 @@ def main() -> None:
         message = inbox.get()
         _bound_cpu()
         desk.handle(message)
+        if message.get("op") == "cancel":  # what it called off came before it
+            cancelled.discard(int(message["search"]))
 
 
 def _read(inbox: queue.SimpleQueue[Message], cancelled: set[int]) -> None:
-    for line in sys.stdin.buffer:
-        message = decode(line)
-        if message["op"] == "cancel":
-            cancelled.add(int(message["search"]))
-        inbox.put(message)
+    try:
+        for line in sys.stdin.buffer:
+            message = decode(line)
+            if message["op"] == "cancel":
+                cancelled.add(int(message["search"]))
+            inbox.put(message)
+    except Exception:  # noqa: BLE001 - half a line of an asker that was killed, say: nobody is left to be told
+        traceback.print_exc()
+        os._exit(1)
     # The asker is gone, or wants us to be: also in the middle of a search, which only this thread can tell.
     os._exit(0)
 

@@ -207,6 +207,22 @@ def test_a_helper_does_not_outlive_its_asker() -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("said", [b"", b'{"op":"start","search":0,"pro', b"[]\n", b"{}\n"])
+def test_a_helper_is_gone_whatever_its_asker_said_last(said: bytes) -> None:
+    """An asker that is killed may leave half a line behind."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "rex_ray.search.helper_main"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            process.communicate(said, timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode in (0, 1)
+
+
 def _is_running(pid: int) -> bool:
     """A zombie, whose new parent has yet to look, is gone as far as anybody is concerned."""
     try:
