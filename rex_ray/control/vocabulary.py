@@ -72,6 +72,7 @@ CODEC = Codec(
         phases.Switching,
         phases.Waiting,
         # the policies' memories
+        base.ChangeGlobalBatch,
         base.Finding,
         base.Proposal,
         base.Reallocate,

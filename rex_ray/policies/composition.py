@@ -40,10 +40,26 @@ SplitT = TypeVar("SplitT")
 TriggerT = TypeVar("TriggerT")
 SearchT = TypeVar("SearchT")
 
+_PATIENT_STEPS, _ASK_AGAIN_STEPS = 64, 16
+"""A batch that was asked for at so many steps and not taken up (a wrapper or the mode holds it back; a switch takes
+far fewer) is asked for only now and then: until it comes, the others' decisions must not wait for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CompositionState(Generic[GrowthT, SplitT, TriggerT, SearchT]):
-    """The parts' memories side by side, the group, and the allocation that it is known to run."""
+    """The parts' memories side by side, the group, and the allocation that it is known to run.
+
+    Attributes:
+        problem: the group and its limits.
+        growth: the parts' own states.
+        split: likewise.
+        trigger: likewise.
+        search: likewise.
+        allocation: what the group is known to run; None before its first step.
+        plan: what growth asked for at the newest step.
+        change: the same with its shares: an exact split is dear, and is not made again at every step of the asking.
+        num_unheeded: steps at which growth has asked for that batch.
+    """
 
     problem: Problem
     growth: GrowthT
@@ -51,6 +67,9 @@ class CompositionState(Generic[GrowthT, SplitT, TriggerT, SearchT]):
     trigger: TriggerT
     search: SearchT
     allocation: Allocation | None = None
+    plan: BatchPlan | None = None
+    change: ChangeGlobalBatch | None = None
+    num_unheeded: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,14 +171,31 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         sought, search = self.search.observe(state.search, step, model, look)
         after = changed(state, growth=growth, split=split, trigger=trigger, search=search)
         reason = offer if isinstance(offer, str) else offer.reason
-        if isinstance(batch, BatchPlan):
-            change = self._grow(after, batch)
-            if "growth" not in self.advising:
-                return replace(change, findings=(*findings, *_said(sought))), after
+        change, after = self._asked(after, batch, is_news=alarm is not None)
+        if change is not None and "growth" in self.advising:
             findings.append(_advice(change, "growth"))
+        elif change is not None and _is_due(after.num_unheeded):
+            return replace(change, findings=(*findings, *_said(sought))), after
         elif isinstance(batch, Finding):
             findings.append(batch)
         return self._choose(after, heard, sought, alarm, findings, reason), after
+
+    def _asked(
+        self,
+        state: CompositionState[GrowthT, SplitT, TriggerT, SearchT],
+        batch: BatchPlan | Finding | None,
+        *,
+        is_news: bool,
+    ) -> tuple[ChangeGlobalBatch | None, CompositionState[GrowthT, SplitT, TriggerT, SearchT]]:
+        """Give growth's plan its shares, made afresh where it is another plan or the trigger has news."""
+        if not isinstance(batch, BatchPlan):
+            return None, state if state.plan is None else changed(state, plan=None, change=None, num_unheeded=0)
+        asked = state.plan
+        is_same_batch = asked is not None and asked.global_batch_size == batch.global_batch_size
+        change = state.change if asked == batch and not is_news else None
+        change = self._grow(state, batch) if change is None else change
+        num_unheeded = state.num_unheeded + 1 if is_same_batch else 1
+        return change, changed(state, plan=batch, change=change, num_unheeded=num_unheeded)
 
     def _choose(
         self,
@@ -191,6 +227,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
             trigger=self.trigger.applied(state.trigger, applied),
             search=self.search.applied(state.search, applied, self.split.model(state.split)),
             allocation=applied.allocation,
+            change=None,
         )
 
     def _grow(self, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT], batch: BatchPlan) -> ChangeGlobalBatch:
@@ -228,6 +265,10 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         if state.allocation is None:
             return answer
         return replace(answer, proposal=replace(answer.proposal, lr_factor=state.allocation.lr_factor))
+
+
+def _is_due(num_unheeded: int) -> bool:
+    return num_unheeded <= _PATIENT_STEPS or num_unheeded % _ASK_AGAIN_STEPS == 0
 
 
 def _because_of(alarm: Alarm | None, decision: Reallocate) -> Reallocate:

@@ -148,3 +148,39 @@ def test_an_alarm_that_only_advises_reaches_nobody():
     assert parts_of(decision) == ["trigger"]
     assert decision.reason == OFFER.reason
     assert policy.split.told == []
+
+
+@dataclass(frozen=True)
+class CountingSplit(Splitting):
+    planned: list = field(default_factory=list)
+
+    def plan(self, state, global_batch_size):
+        self.planned.append(global_batch_size)
+        return super().plan(state, global_batch_size)
+
+
+def unheeded(split: Any, num_steps: int, plan: Any = PLAN):
+    """Decisions of so many steps in which nothing that is asked for is ever applied."""
+    policy = Composition(name="test", growth=Growing(answer=plan), split=split, trigger=NoTrigger(), search=NoSearch())
+    _, state = policy.init(PROBLEM)
+    allocation = Allocation(version=1, local_batch_sizes=(16, 16), lr_factor=0.5)
+    _, state = policy.decide(state, AllocationApplied(allocation=allocation, step=0), RNG)
+    for step in range(num_steps):
+        decision, state = policy.decide(state, observed(step, (16, 16), (1e5, 1e5)), RNG)
+        yield decision
+
+
+def test_a_batch_that_nobody_takes_up_is_asked_for_for_ever_and_lets_the_others_have_their_say():
+    asked = list(unheeded(Splitting(answer=OFFER), 400))
+    grows = [step for step, decision in enumerate(asked) if isinstance(decision, ChangeGlobalBatch)]
+    splits = [step for step, decision in enumerate(asked) if isinstance(decision, Reallocate)]
+    assert grows[:60] == list(range(60))
+    assert splits[0] < 80
+    assert len(splits) > 300
+    assert grows[-1] > 380
+
+
+def test_an_exact_split_is_not_made_again_at_every_step_of_the_asking():
+    split = CountingSplit()
+    assert len({decision.proposal for decision in unheeded(split, 60) if isinstance(decision, ChangeGlobalBatch)}) == 1
+    assert split.planned == [64]
