@@ -19,6 +19,8 @@ _KEPT_STDERR_BYTES: Final = 4096
 _KILL_LIMIT_S: Final = 2.0
 _LIBRARY: Final = str(Path(__file__).parents[2])
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": ""}
+"""Ax computes with torch, which must not open a context in the memory of a device that trains."""
 
 
 class Child:
@@ -102,8 +104,8 @@ class Child:
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The present environment, one thread for arithmetic, and this library where the asker found it."""
-    merged = {**os.environ, **_ONE_THREAD, **env}
+    """The present environment, one thread for arithmetic, no device, and this library where the asker found it."""
+    merged = {**os.environ, **_ONE_THREAD, **_NO_DEVICE, **env}
     path = [merged.get("PYTHONPATH", ""), _LIBRARY]
     merged["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
     return merged

@@ -28,6 +28,8 @@ class HelperLimits:
         tell_s: until a search that waits to be told a trial is given up.
         pause_s: after a helper died, before another is started; doubles with every death in a row.
         max_deaths: in a row, after which no further helper is started.
+        idle_s: after which a helper without a search is ended: once it has imported Ax it holds 800 MB of memory, and
+            importing it again takes a few seconds that nobody waits for.
     """
 
     cpu_s: float = 5.0
@@ -35,6 +37,7 @@ class HelperLimits:
     tell_s: float = 900.0
     pause_s: float = 1.0
     max_deaths: int = 5
+    idle_s: float = 120.0
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class SearchHelper:
         self._failures: list[Reply] = []
         self._num_deaths = 0
         self._not_before_s = -float("inf")
+        self._last_used_s = -float("inf")
         self._is_closed = False
 
     @property
@@ -156,6 +160,7 @@ class SearchHelper:
 
     def _send(self, message: Message) -> None:
         if self._child is not None:
+            self._last_used_s = self._clock()
             self._child.send(message)
 
     def _number_of(self, search_id: str) -> int | None:
@@ -192,6 +197,9 @@ class SearchHelper:
                 # Nothing less ends a computation that does not return.
                 self._bury(f"the search helper gave no answer within {self._limits.answer_s:g} s")
                 return
+        if self._child is not None and not self._asked and now_s - self._last_used_s >= self._limits.idle_s:
+            self._child.end(0.0)
+            self._child = None
 
     def _bury(self, reason: str) -> None:
         if self._child is not None:

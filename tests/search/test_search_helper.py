@@ -128,6 +128,38 @@ def test_a_killed_helper_fails_its_searches_and_the_next_one_is_started_after_a_
     helper.close()
 
 
+def test_an_idle_helper_is_ended_and_the_next_search_has_another() -> None:
+    now = [0.0]
+    helper = SearchHelper(HelperLimits(idle_s=60.0, answer_s=1e9, tell_s=1e9, max_deaths=1), clock=lambda: now[0])
+    helper.start("a", 0, tiny("measured"))
+    wait_for(helper, bool)
+    pid = helper.pid
+    now[0] += 1000.0
+    assert helper.poll() == []
+    assert helper.pid == pid, "a search waits to be told"
+    helper.cancel("a")
+    now[0] += 59.0
+    helper.poll()
+    assert helper.pid == pid
+    now[0] += 2.0
+    assert helper.poll() == []
+    assert helper.pid is None
+    assert not Path(f"/proc/{pid}").exists()
+    helper.start("b", 0, tiny())
+    assert isinstance(wait_for(helper, is_over)[-1], Finished), "an end that was wanted is no death"
+    helper.close()
+
+
+def test_a_helper_sees_no_device_and_computes_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    helper = SearchHelper()
+    helper.start("a", 0, tiny())
+    wait_for(helper, is_over)
+    seen = Path(f"/proc/{helper.pid}/environ").read_bytes().split(b"\0")
+    helper.close()
+    assert {b"CUDA_VISIBLE_DEVICES=", b"OMP_NUM_THREADS=1"} <= set(seen)
+
+
 def test_success_forgives_deaths() -> None:
     now = [0.0]
     helper = SearchHelper(HelperLimits(pause_s=5.0, max_deaths=2, answer_s=1e9), clock=lambda: now[0])
