@@ -74,6 +74,25 @@ def test_known_kinds_and_resumed_shares_are_not_probed():
     assert not split.init(problem, state, None, 128)[1].probes
 
 
+def test_probes_that_nobody_runs_do_not_keep_the_plan_back():
+    """A split that advises is never applied: what it has to say is the exact split, not the first probe for ever."""
+    problem = group(["T4", "T4", "V100", "V100"], 256)
+    split = ProbingSplit(inner=SplineSplit())
+    shares, state = split.init(problem, None, None, 256)
+    applied = AllocationApplied(allocation=Allocation(version=1, local_batch_sizes=shares), step=0)
+    state, said = split.applied(state, applied), []
+    for step in range(200):
+        state = split.observe(state, observed(step, shares, smooth(0, shares)))
+        offer = split.propose(state)
+        said.append(offer.search_id if isinstance(offer, Reallocate) else None)
+    assert said[10:40] == ["probe"] * 30
+    last = split.propose(state)
+    assert isinstance(last, Reallocate)
+    assert last.search_id is None
+    assert last.predicted_gain is not None
+    assert last.predicted_gain > 0.1
+
+
 # ------------------------------------------------------------------ memory
 
 

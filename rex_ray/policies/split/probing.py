@@ -7,7 +7,7 @@ share, half of its ranks first and the other half then, so that ranks of one kin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +22,10 @@ __all__ = ["ProbingSplit", "ProbingState", "mirrored_probes"]
 
 PROBE_ID = "probe"
 """Probes are known not to pay by themselves: like a search's trials they are nobody's to judge or to roll back."""
+
+_PATIENCE = 8
+"""Times the clean steps of a probe: what is offered for so long is not taken up (it is advice, or was refused), and
+must not keep the plan back for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,8 +56,10 @@ class ProbingSplit:
         return shares, ProbingState(inner=inner, probes=probes)
 
     def observe(self, state: ProbingState, step: StepObserved, use: BoolArray | None = None) -> ProbingState:
-        """Learn from a step."""
-        return replace(state, inner=self.inner.observe(state.inner, step, use))
+        """Learn from a step; give up probes that nobody runs."""
+        inner = self.inner.observe(state.inner, step, use)
+        is_vain = bool(state.probes) and inner.num_clean > _PATIENCE * self.inner.min_steps
+        return ProbingState(inner=inner, probes=() if is_vain else state.probes)
 
     def propose(self, state: ProbingState) -> Reallocate | Finding | str:
         """Offer the next probe once what runs has had its clean steps; afterwards what the split offers."""
