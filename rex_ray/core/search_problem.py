@@ -16,15 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from rex_ray.core.curves import StepTimeCurve
-from rex_ray.core.types import FloatArray
+from rex_ray.core.types import FloatArray, IntArray
 
-__all__ = ["SPREAD_WEIGHT", "SearchKind", "SearchProblem", "objective_of"]
+__all__ = ["SPREAD_WEIGHT", "SearchKind", "SearchProblem", "group_by_speed", "objective_of"]
 
 SearchKind: TypeAlias = Literal["model", "measured"]
 
 SPREAD_WEIGHT = 0.25
 """What a fully idle group would add to the objective. The slowest rank alone leaves a search blind to every candidate
 that moves rows among the others; this little slope tells it which way is downhill (a choice, not a measurement)."""
+
+
+_SPEED_STEP = math.log(1.15)
+_MAX_GROUPS = 4
 
 
 def objective_of(own_s: npt.ArrayLike) -> float:
@@ -44,6 +48,23 @@ def objective_of(own_s: npt.ArrayLike) -> float:
         return math.inf
     slowest = float(busy.max())
     return math.log(slowest) + SPREAD_WEIGHT * (1.0 - float(busy.mean()) / slowest)
+
+
+def group_by_speed(curves: Sequence[StepTimeCurve], num_rows: float) -> IntArray:
+    """Return the group of every worker, shape ``[n]``: 0 is the fastest.
+
+    Workers are sorted by their time for ``num_rows`` rows, and a group ends where it jumps by more than 15 %; of more
+    than three such jumps the three widest count.
+    """
+    logs = np.log([float(curve.predict_s(num_rows)) for curve in curves])
+    order = np.argsort(logs, kind="stable")
+    jumps = np.diff(logs[order])
+    widest = np.argsort(-jumps, kind="stable")[: _MAX_GROUPS - 1]
+    ends = np.zeros(order.size, dtype=np.int64)
+    ends[1 + widest[jumps[widest] > _SPEED_STEP]] = 1
+    groups = np.empty(order.size, dtype=np.int64)
+    groups[order] = np.cumsum(ends)
+    return groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,6 +103,17 @@ class SearchProblem:
         return tuple(
             replace(self.shapes[shape], scale=scale) for shape, scale in zip(self.shape_of, self.scales, strict=True)
         )
+
+    def groups(self) -> IntArray:
+        """Return the group of every rank whose rows move together, shape ``[n]``, by speed.
+
+        Ranks that the plan gives no rows belong to group 0: they stay at their bounds wherever they are counted.
+        """
+        curves = self.curves()
+        busy = np.flatnonzero(self.plan)
+        groups = np.zeros(len(self.plan), dtype=np.int64)
+        groups[busy] = group_by_speed([curves[rank] for rank in busy], self.global_batch_size / groups.size)
+        return groups
 
     @staticmethod
     def condense(

@@ -120,9 +120,13 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         optimism=growth_optimism,
     )
     sized = make_growth(growth_rule, egmd, lr_rule)
+    # What a search finds is a split: it does not act where the split itself may only advise.
+    if split == "advise" and search == "auto":
+        modes["search"] = "advise"
     rules = SearchRules(
         min_gain=search_min_gain,
-        measured=search_measured and search == "auto" and split == "auto",
+        measured=search_measured and modes["search"] == "auto",
+        acts=modes["search"] == "auto",
         min_mismatch=search_min_mismatch,
         max_measured_trials=search_trials,
         trial_steps=search_trial_steps,
@@ -139,9 +143,6 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
             switch_cost_steps=trigger_switch_cost_steps,
         ),
     )
-    # What a search finds is a split: it does not act where the split itself may only advise.
-    if split == "advise" and search == "auto":
-        modes["search"] = "advise"
     method: Policy[Any] = Composition(
         name="rex",
         growth=FixedBatch() if growth == "off" else sized,

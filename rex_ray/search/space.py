@@ -23,7 +23,7 @@ from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.split import CurveSet, exact_split
 from rex_ray.core.types import FloatArray, IntArray, read_only
 
-__all__ = ["MAX_SHIFT", "MIN_GAIN", "QUANTA", "LocalBatchSizes", "Point", "SplitSpace", "group_by_speed", "on_tiles"]
+__all__ = ["MAX_SHIFT", "MIN_GAIN", "QUANTA", "LocalBatchSizes", "Point", "SplitSpace", "on_tiles"]
 
 LocalBatchSizes: TypeAlias = tuple[int, ...]
 
@@ -37,8 +37,6 @@ QUANTA = (1, 8, 16, 32)
 MIN_GAIN = 0.005
 """A gain below this, as a fraction of the step time, is none (the noise of a median over ten steps is about 1 %)."""
 
-_SPEED_STEP = math.log(1.15)
-_MAX_GROUPS = 4
 # A tile plan that the curves expect to be this much slower is not worth its steps: a tile wastes less than itself.
 _HOPELESS = 1.3
 
@@ -49,23 +47,6 @@ class Point:
 
     shifts: tuple[float, ...] = ()
     quantum: int = 1
-
-
-def group_by_speed(curves: Sequence[StepTimeCurve], num_rows: float) -> IntArray:
-    """Return the group of every worker, shape ``[n]``: 0 is the fastest.
-
-    Workers are sorted by their time for ``num_rows`` rows, and a group ends where it jumps by more than 15 %; of more
-    than three such jumps the three widest count.
-    """
-    logs = np.log([float(curve.predict_s(num_rows)) for curve in curves])
-    order = np.argsort(logs, kind="stable")
-    jumps = np.diff(logs[order])
-    widest = np.argsort(-jumps, kind="stable")[: _MAX_GROUPS - 1]
-    ends = np.zeros(order.size, dtype=np.int64)
-    ends[1 + widest[jumps[widest] > _SPEED_STEP]] = 1
-    groups = np.empty(order.size, dtype=np.int64)
-    groups[order] = np.cumsum(ends)
-    return groups
 
 
 def on_tiles(curves: Sequence[StepTimeCurve], problem: SearchProblem, quantum: int) -> IntArray | None:
@@ -101,7 +82,7 @@ class SplitSpace:
         self._rows = problem.global_batch_size
         self._lower = np.array(problem.lower, dtype=np.int64)
         self._upper = np.minimum(np.array(problem.upper, dtype=np.int64), self._rows)
-        self._group = self._groups(np.array(problem.plan))
+        self._group = problem.groups()
         self._bases = {1: np.array(problem.plan, dtype=np.int64), **self._tile_plans()}
 
     @property
@@ -188,13 +169,6 @@ class SplitSpace:
         """Bounds may have moved, and another batch been decided, since what runs was put in place."""
         sizes = np.array(local_batch_sizes)
         return bool(sizes.sum() == self._rows and (self._lower <= sizes).all() and (sizes <= self._upper).all())
-
-    def _groups(self, plan: IntArray) -> IntArray:
-        """Groups over the ranks that the plan gives rows; the others stay at their bounds wherever they are counted."""
-        busy = np.flatnonzero(plan)
-        groups = np.zeros(plan.size, dtype=np.int64)
-        groups[busy] = group_by_speed([self._curves[rank] for rank in busy], self._rows / plan.size)
-        return groups
 
     def _tile_plans(self) -> dict[int, IntArray]:
         if self.problem.kind == "model":

@@ -447,6 +447,28 @@ def test_advice_asks_the_curves_and_runs_nothing():
     assert by_hand.started == []
 
 
+def test_advice_of_a_search_is_said_once_and_holds_nothing_up():
+    """Nobody takes it up: waiting for that would keep the trigger blind and the split's own advice back."""
+    searcher = PureSearcher()
+    run = play(resnet50(), 200, searcher, split="advise")
+    assert len(searcher.started) == 1
+    counts = {
+        part: max(note.count for note in run.notes if isinstance(note, Found) and note.finding.part == part)
+        for part in ("search", "split")
+    }
+    (advice,) = findings(run)
+    assert advice.verdict == "advises"
+    assert counts == {"search": 1, "split": 128}
+
+
+@pytest.mark.parametrize("devices", [("T4",), ("T4", "T4"), ("V100",) * 5])
+def test_workers_of_one_speed_are_not_searched(devices):
+    searcher = PureSearcher()
+    run = play(mixed_cluster(devices, "resnet50", global_batch_size=64 * len(devices), noise=QUIET), 200, searcher)
+    assert searcher.started == [], "which would start a process"
+    assert [found.verdict for found in findings(run)] == ["exact split stands"] * (len(devices) > 1)
+
+
 # ------------------------------------------------------------------ the journal
 
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_worlds import FAST, SLOW, mixed, problem_of, problems, tiled_s, tiny
 
-from rex_ray.core.search_problem import SearchProblem, objective_of
+from rex_ray.core.search_problem import SearchProblem, group_by_speed, objective_of
 from rex_ray.search.dialogue import Result, SplitSearch, run_on_curves
 from rex_ray.search.protocol import decode, encode, problem_from, problem_to
-from rex_ray.search.space import MAX_SHIFT, LocalBatchSizes, Point, SplitSpace, group_by_speed
+from rex_ray.search.space import MAX_SHIFT, LocalBatchSizes, Point, SplitSpace
 
 
 class Wanderer:

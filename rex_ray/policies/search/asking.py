@@ -44,7 +44,7 @@ def rest(
     if state.wants_model:
         if step.step < state.ledger.next_model_step:
             return None, state
-        return _ask(rules, replace(state, newest_step=step.step), AskedSearch(kind="model"), model)
+        return _ask_curves(rules, replace(state, newest_step=step.step), model)
     if not _errs(rules, state, step.step) or not look.is_quiet:
         return None, state
     state = replace(state, newest_step=step.step)
@@ -98,6 +98,16 @@ def _later(rules: SearchRules, state: SearchState, kind: SearchKind) -> SearchSt
     if kind == "model":
         return replace(state, ledger=replace(state.ledger, next_model_step=step))
     return replace(state, ledger=replace(state.ledger, next_measured_step=step))
+
+
+def _ask_curves(rules: SearchRules, state: SearchState, model: Model) -> tuple[Answer, SearchState]:
+    """Ask for a search on the curves, unless nothing but the exact split would be looked at: that costs a process."""
+    asked, after = _ask(rules, state, AskedSearch(kind="model"), model)
+    if not isinstance(asked, Search) or asked.problem.groups().any():
+        return asked, after
+    ledger = replace(state.ledger, next_model_step=state.newest_step + rules.model_distance_steps)
+    said = "the exact split stands: all workers are of one speed, so that there is nothing to search on their curves"
+    return finding("exact split stands", said), replace(state, wants_model=False, ledger=ledger)
 
 
 def _ask(rules: SearchRules, state: SearchState, asked: AskedSearch, model: Model) -> tuple[Answer, SearchState]:

@@ -203,7 +203,8 @@ class AxSearch:
             evidence=evidence,
             search_id=result.search_id,
         )
-        return move, replace(state, stage=placing)
+        # Nobody takes advice up: waiting for that would hold the split's own back and blind the trigger meanwhile.
+        return move, replace(state, stage=placing if self.rules.acts else None)
 
     def _disturbed(self, state: SearchState, step: StepObserved) -> tuple[Answer, SearchState]:
         """A rank's speed changed: what was measured before is void, and so is what is being measured."""

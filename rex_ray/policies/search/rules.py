@@ -16,6 +16,7 @@ class SearchRules:
 
     Attributes:
         measured: whether candidates may be run at all; without it a search asks the curves alone.
+        acts: whether what a search on the curves finds is asked for until the group runs it; without, it is said once.
         min_gain: what a search on the curves must promise over the present shares.
         num_sigmas: and by how many standard errors of those shares' own steps, as in ``SplineSplit``.
         min_measured_gain: what a measured winner must have saved over the incumbent.
@@ -46,6 +47,7 @@ class SearchRules:
     """
 
     measured: bool = True
+    acts: bool = True
     min_gain: float = 0.03
     num_sigmas: float = 2.0
     min_measured_gain: float = 0.01
