@@ -208,11 +208,10 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
     ) -> Decision:
         """An alarm's re-split goes first, then a search that is measuring, then the split's own offer."""
         held = self.search.busy(state.search) and alarm is None
-        if isinstance(sought, Finding):
-            findings.append(sought)
-        elif sought is not None and (offer is None or held):
+        if sought is not None and not isinstance(sought, Finding) and (offer is None or held):
             decision = self._voice(sought, state)
             return replace(decision, findings=(*findings, *decision.findings))
+        findings.extend(_said(sought))
         if offer is None or held:
             return Keep(reason=reason, findings=tuple(findings))
         return replace(_because_of(alarm, self._with_lr(offer, state)), findings=tuple(findings))
@@ -282,9 +281,11 @@ def _because_of(alarm: Alarm | None, decision: Reallocate) -> Reallocate:
     )
 
 
-def _said(answer: object) -> tuple[Finding, ...]:
-    """Return a part's finding, which nobody may lose who decides otherwise."""
-    return (answer,) if isinstance(answer, Finding) else ()
+def _said(answer: Search | TellTrial | Reallocate | Finding | None) -> tuple[Finding, ...]:
+    """Return a part's findings, which nobody may lose who decides otherwise."""
+    if isinstance(answer, Finding):
+        return (answer,)
+    return answer.findings if answer is not None else ()
 
 
 def _found(alarm: Alarm) -> Finding:
