@@ -255,7 +255,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
             return Keep(reason=answer.reason, findings=(answer,))
         if isinstance(answer, Reallocate):
             if "search" in self.advising:
-                return Keep(reason=answer.reason, findings=(_advice(answer, "search"),))
+                return Keep(reason=answer.reason, findings=(*answer.findings, _advice(answer, "search")))
             return self._with_lr(answer, state)
         return answer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from policy_worlds import group, observed
 
 from rex_ray.core.observations import AllocationApplied
 from rex_ray.core.types import Allocation
-from rex_ray.policies.base import ChangeGlobalBatch, Finding, Keep, Proposal, Reallocate
+from rex_ray.policies.base import ChangeGlobalBatch, Finding, Keep, Proposal, Reallocate, TellTrial
 from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.seams import Alarm, BatchPlan
@@ -27,6 +27,10 @@ PLAN = BatchPlan(global_batch_size=64, lr_factor=1.5, reason="grow")
 
 def said(part: Any) -> Finding:
     return Finding(part=part, verdict="keep", reason=f"{part} keeps")
+
+
+SEARCHED = replace(SEARCHED, findings=(said("search"),))
+TOLD = TellTrial(search_id="s", trial=0, objective=-1.0, reason="timed", findings=(said("search"),))
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def test_every_part_that_keeps_is_heard():
 
 @pytest.mark.parametrize("growth", [PLAN, said("growth"), None])
 @pytest.mark.parametrize("split", [OFFER, said("split")])
-@pytest.mark.parametrize("search", [SEARCHED, said("search"), None])
+@pytest.mark.parametrize("search", [TOLD, SEARCHED, said("search"), None])
 @pytest.mark.parametrize("trigger", [ALARM, said("trigger"), None])
 @pytest.mark.parametrize("busy", [True, False])
 def test_no_finding_is_lost_whoever_decides(growth, split, search, trigger, busy):
@@ -106,8 +110,8 @@ def test_no_finding_is_lost_whoever_decides(growth, split, search, trigger, busy
         return  # a trigger is not asked while candidates run
     decision, _ = decide(growth, split, trigger, search, busy)
     for answer in (growth, split, search, trigger):
-        if isinstance(answer, Finding):
-            assert answer in decision.findings
+        for finding in (answer,) if isinstance(answer, Finding) else getattr(answer, "findings", ()):
+            assert finding in decision.findings
 
 
 def test_growth_goes_first_then_an_alarm_then_a_search_that_measures_then_the_split():
@@ -141,6 +145,7 @@ def test_a_part_that_advises_is_noted_and_not_followed(part, speaks):
     (advice,) = [finding for finding in decision.findings if finding.verdict == "advises"]
     assert advice.part == part
     assert advice.proposal is not None
+    assert part != "search" or said("search") in decision.findings
 
 
 def test_an_alarm_that_only_advises_reaches_nobody():
