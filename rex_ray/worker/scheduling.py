@@ -8,8 +8,9 @@ that were consumed: a step of ``B`` rows counts ``B / M0`` times, its fraction c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
+from rex_ray.core.errors import ConfigError
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["ReferenceScheduler", "Stepping"]
@@ -31,9 +32,16 @@ class ReferenceScheduler:
         tracker: knows the rows consumed.
         stepped: whether the loop steps it per batch or per epoch; None: told by whether a batch is in hand at the
             first call, and soon enough after the one before it not to be an epoch that was left early.
+
+    Raises:
+        ConfigError: another word for how it is stepped.
     """
 
     def __init__(self, scheduler: Any, tracker: StepTracker, stepped: Stepping | None = None) -> None:
+        if stepped is not None and stepped not in get_args(Stepping):
+            raise ConfigError(
+                f"stepped={stepped!r} says neither 'batch' nor 'epoch'; leave it out to have the first call tell"
+            )
         self._scheduler = scheduler
         self._tracker = tracker
         self._stepped = stepped
@@ -41,6 +49,9 @@ class ReferenceScheduler:
         self._ticked = tracker.reference_steps
 
     def __getattr__(self, name: str) -> Any:
+        # A copy in the making has no attributes yet, and is asked for __setstate__ first.
+        if name == "_scheduler" or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +23,7 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.core.lr_scaling import lr_factor
 from rex_ray.core.types import Allocation
 from rex_ray.worker.sampler import Plan, Position, plan_step
+from rex_ray.worker.scheduling import ReferenceScheduler
 from rex_ray.worker.session import Session
 
 NUM_ROWS, M0, NUM_EPOCHS = 610, 12, 4
@@ -228,6 +231,13 @@ def run_with(
     return net, optimizer, scheduler, session.loader(Rows(rows))
 
 
+class Counted:
+    """The part of a tracker that a scheduler sees."""
+
+    num_batches = reference_steps = 0
+    in_hand = None
+
+
 def halving(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
 
@@ -285,6 +295,22 @@ def test_how_it_is_stepped_can_be_said_and_a_name_holds_one_scheduler() -> None:
         per_batch.step()
         per_epoch.step()
     assert (per_batch.last_epoch, per_epoch.last_epoch) == (5, 1)
+
+
+def test_another_word_for_how_it_is_stepped_is_refused() -> None:
+    with opened() as session:
+        model = two_layers()
+        _, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        with pytest.raises(ConfigError, match="stepped='step' says neither 'batch' nor 'epoch'"):
+            session.prepare_scheduler(halving(optimizer), stepped="step")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("again", [copy.copy, lambda scheduler: pickle.loads(pickle.dumps(scheduler))])
+def test_a_prepared_scheduler_can_be_copied(again: Callable[[Any], Any]) -> None:
+    bare = halving(torch.optim.SGD([torch.zeros(1)], lr=1.0))
+    twin = again(ReferenceScheduler(bare, Counted()))  # type: ignore[arg-type]
+    assert twin.last_epoch == 0
+    assert twin.gamma == 0.5
 
 
 def test_a_bare_schedulers_save_is_read() -> None:
