@@ -61,12 +61,19 @@ def squared_norm(values: torch.Tensor) -> torch.Tensor:
 
 def total_squared_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return ``|g|^2`` over some gradients as a 0-d tensor, at least in single precision."""
-    exact = [g for g in gradients if not g.is_sparse and g.dtype in (torch.float32, torch.float64)]
-    total: torch.Tensor = torch.nn.utils.get_total_norm(exact).square()
-    # Noise is the small difference of two norms: half precision would round it away.
+    exact: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
     for gradient in gradients:
-        if gradient.is_sparse or gradient.dtype not in (torch.float32, torch.float64):
-            total = total + squared_norm(gradient).to(total.device)
+        is_exact = not gradient.is_sparse and gradient.dtype in (torch.float32, torch.float64)
+        (exact if is_exact else others).append(gradient)
+    # Noise is the small difference of two norms: half precision would round it away.
+    parts = [squared_norm(gradient) for gradient in others]
+    if exact or not parts:
+        parts.insert(0, torch.nn.utils.get_total_norm(exact).square())
+    # Summed where the first one is, not on the host: a sum there would wait for the device.
+    total, *further = parts
+    for part in further:
+        total = total + part.to(total.device)
     return total
 
 
