@@ -60,14 +60,19 @@ class AdamPreconditioner:
         if not state or parameter not in self._groups:
             return False
         mean_square = _mean_square(state, self._groups[parameter])
-        if mean_square is None and not self._warned:
+        readable = (
+            mean_square is not None
+            and mean_square.shape == parameter.shape
+            and _num_steps(state, self._groups[parameter]) is not None
+        )
+        if not readable and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{type(self._optimizer).__name__} keeps no exp_avg_sq beside its parameters, so gradient norms cannot "
-                "be taken after its preconditioner, and the noise scale stays unknown",
+                f"{type(self._optimizer).__name__} keeps no exp_avg_sq in its parameters' shapes and a count of steps, "
+                "so gradient norms cannot be taken after its preconditioner, and the noise scale stays unknown",
                 stacklevel=2,
             )
-        return mean_square is not None and mean_square.device == parameter.device
+        return readable and mean_square is not None and mean_square.device == parameter.device
 
     def squared_norm(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return ``|P g|^2`` as a 0-d tensor, at least in single precision.
@@ -104,7 +109,7 @@ class AdamPreconditioner:
         assert square is not None, "norms are taken of parameters that are known"
         if square.dtype in (torch.float16, torch.bfloat16):
             square = square.float()
-        return square, _bias_correction(state["step"], group["betas"][1]), float(group["eps"])
+        return square, _bias_correction(_num_steps(state, group), group["betas"][1]), float(group["eps"])
 
 
 def _scaling_at_once(states: Sequence[_State]) -> list[torch.Tensor]:
@@ -119,6 +124,11 @@ def _scaling_at_once(states: Sequence[_State]) -> list[torch.Tensor]:
 def _mean_square(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor | None:
     square = state.get("max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq")
     return square if isinstance(square, torch.Tensor) and square.is_floating_point() else None
+
+
+def _num_steps(state: Mapping[str, Any], group: Mapping[str, Any]) -> Any:
+    """Return the steps behind the mean square: beside it in torch, in the group in other libraries."""
+    return state.get("step", group.get("step"))
 
 
 def _bias_correction(step: Any, beta: Any) -> Correction:

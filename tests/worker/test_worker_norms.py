@@ -119,6 +119,32 @@ def test_an_adam_without_mean_squares_is_warned_of_and_not_measured() -> None:
         assert not preconditioner.knows(parameter)
 
 
+class AdamOfAnotherLibrary(torch.optim.Optimizer):
+    """Counts its steps in the group, as fused Adams outside torch do, or nowhere."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, counts: bool, shape: tuple[int, ...]) -> None:
+        super().__init__(parameters, {"lr": 0.1, "betas": (0.9, 0.75), "eps": 1e-8, **({"step": 2} if counts else {})})
+        self.state[parameters[0]]["exp_avg_sq"] = torch.full(shape, 4.0)
+
+
+def test_an_adam_may_count_its_steps_in_the_group() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    preconditioner = AdamPreconditioner(AdamOfAnotherLibrary([parameter], counts=True, shape=(2,)))
+    preconditioner.begin()
+    assert preconditioner.knows(parameter)
+    norm = preconditioner.squared_norm([torch.ones(2)], [parameter])
+    assert float(norm) == pytest.approx(2 * (1 - 0.75**2) / 4.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(("counts", "shape"), [(False, (2,)), (True, (1,))])
+def test_an_adam_whose_moments_cannot_be_read_is_warned_of(counts: bool, shape: tuple[int, ...]) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    preconditioner = AdamPreconditioner(AdamOfAnotherLibrary([parameter], counts=counts, shape=shape))
+    preconditioner.begin()
+    with pytest.warns(UserWarning, match="AdamOfAnotherLibrary keeps no exp_avg_sq"):
+        assert not preconditioner.knows(parameter)
+
+
 def test_half_precision_moments_are_not_squared_in_half_precision() -> None:
     parameter = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     optimizer = torch.optim.Adam([parameter], eps=1e-8)
