@@ -45,7 +45,7 @@ class RexConfig:
         device_label: node label that names a worker's kind of device.
         control_interval_steps: most steps between two control boundaries; steps of 0.1 s and more use 1.
         norm_interval_steps: gradient norms are taken on every such step; 0 takes none; default: 4 where the policy
-            grows the batch by them, else none.
+            grows the batch by them and ``max_global_batch_size`` leaves it room, else none.
         lr_slew: most that the global batch's factor on the learning rate rises by per step, as a share; 0: at once;
             default: 0.02 under ``policy_options={"lr_rule": "linear"}``, whose jumps need a warm-up, else at once.
         warm_up_steps: first steps after start, resume or resize that are not evidence.
@@ -144,7 +144,8 @@ class RexConfig:
         """Norms cost time on measured steps, so nobody measures what nothing decides on."""
         if self.norm_interval_steps is not None:
             return self.norm_interval_steps
-        return NORM_INTERVAL_STEPS if self.mode != "off" and _grows(self.make_policy()) else 0
+        may_grow = self.mode != "off" and self.growth_limit > self.global_batch_size
+        return NORM_INTERVAL_STEPS if may_grow and _grows(self.make_policy()) else 0
 
     def _lr_slew(self) -> float | None:
         slew = self.lr_slew

@@ -145,7 +145,10 @@ def test_the_package_and_its_configuration_import_neither_torch_nor_ray() -> Non
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("fields", [{"policy": "bsp"}, {"policy": "dlb"}, {"policy_options": {"growth": "off"}}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"policy": "bsp"}, {"policy": "dlb"}, {"policy_options": {"growth": "off"}}, {"max_global_batch_size": 64}],
+)
 def test_nobody_measures_norms_that_nothing_decides_on(fields: dict[str, Any]) -> None:
     assert RexConfig(global_batch_size=64, **fields).worker_options().norm_interval_steps == 0
     asked = RexConfig(global_batch_size=64, norm_interval_steps=7, **fields)
