@@ -22,10 +22,19 @@ __all__ = ["noise_series"]
 
 
 def noise_series(steps: Iterable[StepObserved]) -> NoiseSeries | None:
-    """Return the noise scale over steps with gradient norms; None with less than one window of them."""
-    ends, batches, moments = [], [], []
+    """Return the noise scale over steps with gradient norms; None with less than one window of them.
+
+    No window is over two sets of parameters: another set's gradient has a noise scale of its own.
+    """
+    ends: list[int] = []
+    batches: list[int] = []
+    moments: list[tuple[float, float]] = []
+    num_before: list[int] = []  # blocks of the present parameters before each
     open_steps: list[GradientMoments] = []
+    first = 0
     for step in steps:
+        if step.flags & StepFlag.OTHER_PARAMETERS:
+            first, open_steps = len(ends), []
         if step.flags & (StepFlag.PARTIAL | StepFlag.SKIPPED):
             continue
         read = read_moments(step)
@@ -34,18 +43,20 @@ def noise_series(steps: Iterable[StepObserved]) -> NoiseSeries | None:
         open_steps.append(read)
         if len(open_steps) == BLOCK_STEPS:
             ends.append(step.step)
+            num_before.append(len(batches) - first)
             batches.append(int(step.num_rows.sum()))
             moments.append((sum(m.noise_trace for m in open_steps), sum(m.sq_norm for m in open_steps)))
             open_steps = []
     window = Egmd().window
-    if len(moments) < window:
+    is_whole = np.array(num_before[window - 1 :], dtype=np.int64) >= window - 1
+    if not is_whole.any():
         return None
-    pairs = np.lib.stride_tricks.sliding_window_view(np.array(moments), window, axis=0)
+    pairs = np.lib.stride_tricks.sliding_window_view(np.array(moments), window, axis=0)[is_whole]
     noise, signal = pairs[:, 0, :], pairs[:, 1, :]
-    batch = np.array(batches[window - 1 :], dtype=np.int64)
+    batch = np.array(batches[window - 1 :], dtype=np.int64)[is_whole]
     above = block_statistic(noise, signal, 1.0, "linear") - (2.0 * batch - 1.0)[:, None] * signal
     return NoiseSeries(
-        steps=np.array(ends[window - 1 :], dtype=np.int64),
+        steps=np.array(ends[window - 1 :], dtype=np.int64)[is_whole],
         batch=batch,
         noise_scale=_ratio(noise.sum(axis=1), signal.sum(axis=1)),
         p_value=read_only(signed_rank(above).p_value, np.float64),

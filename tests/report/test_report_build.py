@@ -219,3 +219,13 @@ def test_the_noise_scale_of_a_run_is_that_of_its_norms_and_unknown_without_them(
     assert (large.p_value > 0.5).all(), "and not above twice 512"
     assert noise_series(measured_steps((8, 24), 400.0, 31)) is None
     assert noise_series(step("g", k, 1, (8, 24)) for k in range(40)) is None
+
+
+def test_no_window_of_the_noise_scale_is_over_two_sets_of_parameters() -> None:
+    before, after = measured_steps((8, 24), 400.0, 34), measured_steps((8, 24), 100.0, 70)[34:]
+    after[0] = replace(after[0], flags=StepFlag.OTHER_PARAMETERS)
+    series = noise_series([*before, *after])
+    assert series is not None
+    assert series.steps.tolist() == [31, 65, 69]
+    assert series.noise_scale == pytest.approx([400.0, 100.0, 100.0])
+    assert noise_series([*before[:20], *after[:31]]) is None
