@@ -171,7 +171,8 @@ class Policy(Protocol, Generic[StateT]):
             problem: the group and its limits.
             prior: state learnt with an earlier group; what was learnt per device *kind* is carried over, what
                 was learnt per *rank* is dropped.
-            current: the allocation that training resumes from; its global batch size is kept.
+            current: the allocation that training resumes from; its global batch size is kept where the
+                group can run it.
 
         Returns:
             The first shares and the first state.

@@ -11,6 +11,7 @@ import pytest
 from growth_worlds import PROBLEM, AffineModel, World
 from policy_worlds import group
 
+from rex_ray.control.decisions import fault_of
 from rex_ray.control.vocabulary import CODEC
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.goodput import goodput
@@ -18,6 +19,7 @@ from rex_ray.core.lr_scaling import adascale_gain
 from rex_ray.core.observations import AllocationApplied
 from rex_ray.core.types import Allocation, StepFlag
 from rex_ray.policies.base import Finding
+from rex_ray.policies.growth.blocks import block_statistic
 from rex_ray.policies.growth.by_noise_scale import NoiseScaleGrowth
 from rex_ray.policies.growth.egmd import Egmd
 from rex_ray.policies.growth.limits import largest_batch, smallest_batch
@@ -537,3 +539,104 @@ def test_findings_are_growths_and_their_figures_finite():
         figures = answer.evidence.values()
         assert all(math.isfinite(figure) for figure in figures)
         assert isinstance(answer, Finding | BatchPlan)
+
+
+@pytest.mark.parametrize("limits", [{"upper": 128}, {"max_global_batch_size": 256}])
+def test_a_batch_grown_on_more_workers_or_under_a_higher_cap_is_cut_to_what_the_group_can_run(limits):
+    before = World(DOUBLING, constant(20_000.0)).run(300)
+    rows, factor = before.batches[-1][1:]
+    assert (rows, factor > 4) == (1024, True)
+    upper = limits.pop("upper", None)
+    problem = replace(group(["T4"] * 2, 128, upper=upper, steps_per_epoch=400), **limits)
+    current = Allocation(version=4, local_batch_sizes=before.shares(rows), lr_factor=factor)
+    plan, _ = DOUBLING.init(problem, before.state, current)
+    assert plan.global_batch_size == 256
+    assert 1 < plan.lr_factor < 2
+    assert DOUBLING.init(problem, None, current)[0].lr_factor == 1.0, "nothing is known of the noise"
+    proposal, _ = make_policy("rex").init(problem, None, current)
+    assert fault_of(proposal, problem) is None
+
+
+def test_what_a_bet_has_won_on_other_parameters_is_no_evidence():
+    betting = NoiseScaleGrowth(rule=Egmd(test="eprocess", optimism=0.0))
+    problem = replace(PROBLEM, max_global_batch_size=256)
+    held = AffineModel(fixed_s=0.0, row_s=1e-3)  # growth does not pay, so that wealth piles up
+    world = World(betting, lambda step, rows: 20_000.0 if step < 400 else 10.0, problem=problem, model=held, truth=held)
+    world.run(400)
+    assert world.state.wealth.max() > 1e6
+    world.run(1, flags=StepFlag.OTHER_PARAMETERS)
+    assert world.state.wealth.max() == 0
+    world.model = world.truth = AffineModel()
+    assert world.run(200).sizes == [128]
+
+
+def test_a_lossy_reduction_takes_back_what_a_bet_has_won():
+    world = World(NoiseScaleGrowth(rule=Egmd(test="eprocess")), constant(20_000.0)).run(30)
+    assert world.state.wealth.max() > 0
+    world.run(1, global_sq_norm=1e9)
+    assert world.state.blocks.fault == "lossy reduction"
+    assert world.state.wealth.max() == 0
+
+
+@pytest.mark.parametrize("also", [StepFlag.PARTIAL, StepFlag.SKIPPED])
+def test_other_parameters_are_not_missed_on_a_step_that_is_no_evidence(also):
+    world = World(DOUBLING, constant(20_000.0)).run(31)
+    world.run(1, flags=StepFlag.OTHER_PARAMETERS | also)
+    assert (world.state.blocks.num_pooled, world.state.blocks.num_open) == (0, 0)
+
+
+def test_steps_between_measured_ones_end_a_row_of_skipped_steps():
+    skips = lambda step, rows: StepFlag.SKIPPED if step > 200 and step % 4 in (1, 3) else StepFlag.NONE  # noqa: E731
+    grown = Allocation(version=4, local_batch_sizes=(128,) * 4, lr_factor=3.0)
+    world = World(DOUBLING, constant(20_000.0), flags=skips, every=64, current=grown).run(500)
+    assert world.state.num_bans == 0
+    assert world.sizes == [512]
+
+
+def test_a_slowdown_while_a_batch_is_on_trial_is_not_held_against_it():
+    slow = AffineModel(fixed_s=0.4, row_s=2e-4)
+    problem = replace(PROBLEM, max_global_batch_size=256)
+    world = World(DOUBLING, constant(20_000.0), problem=problem).run(33)
+    assert world.sizes == [128, 256]
+    assert world.state.trial.predicted_gain > 0.05
+    world.model = world.truth = slow
+    world.run(80)
+    assert world.state.num_bans == 0
+    assert world.state.trial is None
+    assert world.sizes == [128, 256]
+
+
+def test_a_batch_is_tried_even_where_other_shares_had_just_begun():
+    model = AffineModel(fixed_s=0.2, row_s=1e-4)
+    world = World(DOUBLING, constant(20_000.0), model=model, truth=AffineModel(fixed_s=0.0, row_s=2e-3))
+    world.run(29)
+    shares = (30, 34, 32, 32)
+    applied = Allocation(version=9, local_batch_sizes=shares, lr_factor=1.0)
+    world.state = DOUBLING.applied(world.state, AllocationApplied(allocation=applied, step=29))
+    world.run(6)
+    assert world.sizes == [128, 256]
+    assert world.state.trial is not None
+
+
+def test_rules_that_never_look_back_are_not_made_to():
+    class Squared(AffineModel):
+        def step_time_s(self, global_batch_size: int) -> float:
+            return 1e-5 * global_batch_size**2
+
+    world = World(NoiseScaleGrowth(rule=GrowTenPercent()), constant(20_000.0), truth=Squared()).run(800)
+    assert world.sizes == sorted(world.sizes)
+    assert world.sizes[-1] == 1024
+    assert world.state.num_bans == 0
+
+
+def test_the_best_goodput_is_asked_for_in_a_run_of_one_epoch_as_well_and_until_it_comes():
+    growth = NoiseScaleGrowth(rule=GoodputOptimal())
+    assert World(growth, constant(20_000.0), steps_per_epoch=10_000).run(100).sizes == [128, 1024]
+    assert World(growth, constant(20_000.0), steps_per_epoch=10_000, lag_steps=10_000).run(200).state.plan is not None
+
+
+def test_a_batch_that_pays_without_any_noise_is_shown_to_by_either_statistic():
+    noise, signal = np.array([3.0, 1.0]), np.array([1.0, 2.0])
+    assert (block_statistic(noise, signal, 0.0, "linear") > 0).all()
+    assert (block_statistic(noise, signal, 0.0, "log") > 0).all()
+    assert np.isfinite(block_statistic(noise, signal, 0.0, "log")).all()

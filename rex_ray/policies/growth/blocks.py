@@ -28,6 +28,8 @@ POOL_DECAY = 1 - 1 / 16
 
 BlockStatistic: TypeAlias = Literal["linear", "log"]
 
+_FEWEST_ROWS = 1e-9
+
 _NONE = read_only(np.zeros(0), np.float64)
 
 
@@ -45,7 +47,8 @@ def block_statistic(
         return linear
     known = (trace > 0) & (sq_norm > 0)
     ratio = np.where(known, trace, 1.0) / np.where(known, sq_norm, 1.0)
-    logarithmic: FloatArray = np.where(known, np.log(ratio / num_rows), np.nan)
+    # A batch that pays without any noise is tested against 0: every block that is defined lies above it.
+    logarithmic: FloatArray = np.where(known, np.log(ratio / max(num_rows, _FEWEST_ROWS)), np.nan)
     return logarithmic
 
 

@@ -19,9 +19,19 @@ from rex_ray.core.types import Allocation, Problem, StepFlag, read_only
 from rex_ray.policies.base import Finding
 from rex_ray.policies.growth.blocks import BLOCK_STEPS, NoiseBlocks, block_statistic
 from rex_ray.policies.growth.egmd import BET, Egmd
-from rex_ray.policies.growth.limits import largest_batch, smallest_batch
+from rex_ray.policies.growth.limits import largest_batch, most_rows, smallest_batch
 from rex_ray.policies.growth.pace import BatchTimes, Pace
-from rex_ray.policies.growth.rules import UNKNOWN, GoodputOptimal, GrowTenPercent, GrowthRule, GrowthView, Hold, Target
+from rex_ray.policies.growth.rules import (
+    UNKNOWN,
+    UNTIMED,
+    WITHIN_EPOCH,
+    GoodputOptimal,
+    GrowTenPercent,
+    GrowthRule,
+    GrowthView,
+    Hold,
+    Target,
+)
 from rex_ray.policies.growth.state import (
     GrowthState,
     at_another_batch,
@@ -29,8 +39,10 @@ from rex_ray.policies.growth.state import (
     is_banned,
     known,
     left,
+    trial_of,
     tried,
     with_fresh_forecast,
+    without_bets,
 )
 from rex_ray.policies.seams import BatchPlan, Model
 
@@ -65,10 +77,18 @@ class NoiseScaleGrowth:
     def init(
         self, problem: Problem, prior: GrowthState | None, current: Allocation | None
     ) -> tuple[BatchPlan, GrowthState]:
-        """Begin at the reference batch, or at the one resumed from. The pooled noise scale carries over, and bans."""
+        """Begin at the reference batch, or at the one resumed from. The pooled noise scale carries over, and bans.
+
+        A batch that grew on more workers, or under a higher cap, is cut to what this group can run.
+        """
         num_rows = problem.global_batch_size if current is None else current.global_batch_size
         factor = 1.0 if current is None else current.lr_factor
         state = GrowthState(problem=problem, num_rows=num_rows, lr_factor=factor)
+        if num_rows > (most := most_rows(problem)):
+            phi = None if prior is None else prior.blocks.noise_scale
+            factor = min(factor, self._factor(state, most, phi)[1])
+            num_rows = most
+            state = changed(state, num_rows=num_rows, lr_factor=factor)
         if prior is not None:
             state = changed(
                 state,
@@ -88,14 +108,19 @@ class NoiseScaleGrowth:
     ) -> tuple[BatchPlan | Finding | None, GrowthState]:
         """Take in a measured step; at the end of a block, judge. What was asked for stays until it is applied."""
         is_skipped = StepFlag.SKIPPED in step.flags
+        if step.flags and StepFlag.OTHER_PARAMETERS in step.flags:
+            state = changed(without_bets(state), blocks=state.blocks.afresh())
         if step.global_sq_norm is None and step.weighted_sq_norm is None and not is_skipped:
+            if state.health.num_skipped:
+                state = changed(state, health=state.health.unskipped())
             return state.plan or _said_if_off(state, step), state
         health = state.health.take(step) if self.rule.is_tried else state.health
         if is_skipped or StepFlag.PARTIAL in step.flags:
             state = changed(state, health=health)
             return self._nursed(state) if is_skipped and health.complaint else (state.plan, state)
-        before = state.blocks.afresh() if StepFlag.OTHER_PARAMETERS in step.flags else state.blocks
-        read = read_moments(step)
+        before, read = state.blocks, read_moments(step)
+        if read == "lossy reduction":
+            state = without_bets(state)
         blocks, is_closed = before.take(read, self.rule.window, is_flagged=step.num_norm_steps > 1)
         state = changed(state, blocks=blocks, health=health, pace=state.pace.take(step))
         if is_closed:
@@ -108,10 +133,12 @@ class NoiseScaleGrowth:
         """Begin afresh at another batch; at the same one, only the times do."""
         allocation = applied.allocation
         num_rows, shares = allocation.global_batch_size, allocation.local_batch_sizes
+        asked = state
         if allocation.lr_factor != state.lr_factor:
             state = changed(state, lr_factor=allocation.lr_factor, lr_look=state.num_looks, plan=None)
         if num_rows != state.num_rows:
-            return at_another_batch(state, num_rows, shares)
+            trial = trial_of(asked, num_rows) if self.rule.is_tried else None
+            return at_another_batch(state, num_rows, shares, trial)
         return state if shares == state.shares else changed(state, shares=shares, pace=Pace(), forecast={})
 
     def _wagered(self, state: GrowthState, before: NoiseBlocks) -> GrowthState:
@@ -146,12 +173,16 @@ class NoiseScaleGrowth:
             num_bets=state.num_bets,
             is_new_epoch=step.epoch != state.epoch,
         )
-        state = changed(state, num_looks=state.num_looks + 1, epoch=step.epoch)
-        state, found = tried(state)
+        state = changed(state, num_looks=state.num_looks + 1)
+        state, found = tried(state, view.times)
         if state.retreat_rows or state.health.complaint:
             return self._nursed(state)
         answer = self.rule.decide(view)
         state = changed(state, forecast=view.times.forecast)
+        if answer.verdict == WITHIN_EPOCH and state.plan is not None:
+            return state.plan, state
+        if answer.verdict not in (UNKNOWN, UNTIMED):
+            state = changed(state, epoch=step.epoch)
         if isinstance(answer, Target):
             answer = _held(state, answer)
         if isinstance(answer, Target):
@@ -206,7 +237,7 @@ class NoiseScaleGrowth:
             evidence=figures(state) | {"lr_factor": factor},
         )
 
-    def _factor(self, state: GrowthState, num_rows: int, noise_scale: float) -> tuple[LRRule, float]:
+    def _factor(self, state: GrowthState, num_rows: int, noise_scale: float | None) -> tuple[LRRule, float]:
         usual: LRRule = "adam" if state.problem.optimizer == "adam" else "adascale"
         rule: LRRule = usual if self.lr_rule == "auto" else self.lr_rule
         return rule, lr_factor(rule, num_rows, state.problem.global_batch_size, noise_scale)

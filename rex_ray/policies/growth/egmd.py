@@ -11,7 +11,7 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import FloatArray
 from rex_ray.core.wilcoxon import Alternative, SignedRank, signed_rank, smallest_p
 from rex_ray.policies.growth.blocks import BlockStatistic, NoiseBlocks, block_statistic
-from rex_ray.policies.growth.rules import UNKNOWN, GrowthView, Hold, Target
+from rex_ray.policies.growth.rules import UNKNOWN, UNTIMED, GrowthView, Hold, Target
 
 __all__ = ["BET", "Egmd", "Statistic", "Test"]
 
@@ -108,6 +108,7 @@ class Egmd:
         num_rows = max(view.num_rows // 2, view.smallest)
         noise_scale = min(blocks.noise_scale or 0.0, bound)
         gain = _gain(view, num_rows, noise_scale)
+        # Times that are unknown stop no shrinking: what was shown is that the rows of the larger batch are wasted.
         if gain is not None and not gain > self.min_gain:
             return None
         return Target(
@@ -157,7 +158,7 @@ class Egmd:
         gain = _gain(view, num_rows, usable)
         if gain is None:
             reason = f"the step time of {num_rows} rows is unknown"
-            return Hold(verdict="keep: step time unknown", reason=reason, evidence=evidence)
+            return Hold(verdict=UNTIMED, reason=reason, evidence=evidence)
         evidence["goodput_gain"] = gain
         shown = f"the noise scale is above {bound:.4g} rows ({self._named(p_value, found)})"
         if not gain > self.min_gain:

@@ -72,6 +72,10 @@ class Health:
         losses = read_only([*before, mean], np.float64)
         return changed(health, losses=losses, open_loss=0.0, num_open=0, num_high=0)
 
+    def unskipped(self) -> Health:
+        """Take in a step that was not skipped and of which nothing else is known."""
+        return changed(self, num_skipped=0)
+
     def recovered(self) -> Health:
         """Begin to judge another batch; losses of before are what it is measured by."""
         return changed(self, open_loss=0.0, num_open=0, num_high=0, num_skipped=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rex_ray.core.types import Problem
 
-__all__ = ["largest_batch", "smallest_batch"]
+__all__ = ["largest_batch", "most_rows", "smallest_batch"]
 
 MIN_STEPS_PER_EPOCH = 16
 """A batch is at most this part of the data set, unless it began larger: an epoch of fewer steps leaves neither an
@@ -19,10 +19,13 @@ def smallest_batch(problem: Problem) -> int:
 
 def largest_batch(problem: Problem) -> int:
     """Return the largest batch that limits, the data set and the workers' known memories allow, ``M0`` at least."""
+    return min(most_rows(problem), max(problem.global_batch_size, problem.dataset_size // MIN_STEPS_PER_EPOCH))
+
+
+def most_rows(problem: Problem) -> int:
+    """Return the largest batch that the limits and the workers' known memories let the group run, ``M0`` at least."""
     reference = problem.global_batch_size
-    limit = min(
-        max(problem.max_global_batch_size, reference), max(reference, problem.dataset_size // MIN_STEPS_PER_EPOCH)
-    )
+    limit = max(problem.max_global_batch_size, reference)
     memory = [worker.max_local_batch_size for worker in problem.workers]
     known = [rows for rows in memory if rows is not None]
     # One worker whose memory is unknown could take all the rest; the split and its model know what it has shown.

@@ -57,7 +57,7 @@ class Pace:
     @property
     def step_s(self) -> float | None:
         """Measured step time in seconds, own time and reduction; None before the first clean step."""
-        return statistics.median(self.own_us) * 1e-6 + self.sync_s if self.own_us else None
+        return max(statistics.median(self.own_us) * 1e-6 + self.sync_s, 1e-9) if self.own_us else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +84,22 @@ class BatchTimes:
     def step_s(self, num_rows: int) -> float | None:
         """Return the step time of the best known split of ``num_rows``, with the reduction; None while unknown."""
         if self.model is not None:
-            if num_rows not in self.forecast:
-                self.forecast[num_rows] = self.model.step_time_s(num_rows)
-            own_s = self.forecast[num_rows]
-            return None if own_s is None or own_s <= 0 else own_s + self.pace.sync_s
+            own_s = self.own_s(num_rows)
+            return None if own_s is None else own_s + self.pace.sync_s
         if not self.pace.is_known:
             return None
         own_s = statistics.median(self.pace.own_us) * 1e-6
         ratio = CONSTANT_SHARE + (1 - CONSTANT_SHARE) * num_rows / self.global_batch_size
         return max(own_s * ratio + self.pace.sync_s, 1e-9)
+
+    def own_s(self, num_rows: int) -> float | None:
+        """Return the slowest own time under the best split of ``num_rows`` as the curves have it; None: unknown."""
+        if self.model is None:
+            return None
+        if num_rows not in self.forecast:
+            self.forecast[num_rows] = self.model.step_time_s(num_rows)
+        own_s = self.forecast[num_rows]
+        return None if own_s is None or own_s <= 0 else own_s
 
     def hoped_s(self, num_rows: int) -> float | None:
         """Return the step time that is worth a try: less than expected where nothing like it was ever run.
@@ -125,7 +132,8 @@ class BatchTrial:
 
     Attributes:
         before_rows: batch before.
-        before_s: its measured step time.
+        before_s: its step time: measured, or where other shares had just been put in place what the curves said.
+        expected_s: own time that the curves gave it at the change; None without curves.
         predicted_gain: fraction of the time to a row's worth of progress that the change promised to save; None where
             it was not this method's.
         num_worse: windows of steps so far in which the new batch was the worse one.
@@ -133,15 +141,23 @@ class BatchTrial:
 
     before_rows: int
     before_s: float
+    expected_s: float | None = None
     predicted_gain: float | None = None
     num_worse: int = 0
 
     def measured_gain(
-        self, num_rows: int, step_s: float, reference_batch_size: int, noise_scale: float | None
+        self, num_rows: int, times: BatchTimes, step_s: float, reference_batch_size: int, noise_scale: float | None
     ) -> float:
-        """Return the fraction of the time to a row's worth of progress that ``num_rows`` saves, by the clock."""
-        before = goodput(self.before_rows, self.before_s, reference_batch_size, noise_scale)
-        return 1.0 - before / goodput(num_rows, max(step_s, 1e-9), reference_batch_size, noise_scale)
+        """Return the fraction of the time to a row's worth of progress that ``num_rows`` saves, by the clock.
+
+        A group that has become slower meanwhile, as the curves have it, would have at the old batch too: that is not
+        the new one's fault. Only their change counts, so that what they always get wrong cancels.
+        """
+        before_s, expected_s = self.before_s, times.own_s(self.before_rows)
+        if expected_s is not None and self.expected_s is not None:
+            before_s *= max(1.0, expected_s / self.expected_s)
+        before = goodput(self.before_rows, before_s, reference_batch_size, noise_scale)
+        return 1.0 - before / goodput(num_rows, step_s, reference_batch_size, noise_scale)
 
     def found_worse(self) -> BatchTrial:
         """Count a window in which the new batch was the worse one."""

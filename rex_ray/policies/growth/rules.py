@@ -1,4 +1,4 @@
-"""What a rule of growth sees and answers, and two rules of others beside the paper's (``growth_egmd``).
+"""What a rule of growth sees and answers, and two rules of others beside the paper's (``egmd``).
 
 A rule has no memory: it sees what is known at the end of a block of measured steps and names a batch, or says why it
 names none.
@@ -18,7 +18,11 @@ from rex_ray.policies.growth.pace import BatchTimes
 
 __all__ = ["UNKNOWN", "GoodputOptimal", "GrowTenPercent", "GrowthRule", "GrowthView", "Hold", "Target"]
 
-UNKNOWN = "noise scale unknown"
+UNKNOWN, UNTIMED = "noise scale unknown", "keep: step time unknown"
+"""Verdicts of a rule that could not judge yet: its look of the epoch is still to come."""
+
+WITHIN_EPOCH = "keep: within the epoch"
+"""Verdict of a rule that has judged in this epoch: what it asked for then still stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +38,7 @@ class GrowthView:
         times: step times of other batches.
         wealth: the anytime-valid test's, against a noise scale of twice the present batch.
         num_bets: looks behind it.
-        is_new_epoch: whether this is the first look in its epoch.
+        is_new_epoch: whether the rule has not been able to judge in this epoch so far.
     """
 
     problem: Problem
@@ -65,6 +69,11 @@ class Target:
     reason: str
     evidence: Mapping[str, float] = field(default_factory=dict)
     predicted_gain: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a word."""
+        return "change"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,15 +184,15 @@ class GoodputOptimal:
         return False
 
     def decide(self, view: GrowthView) -> Target | Hold:
-        """Compare all candidates at the first look of an epoch."""
+        """Compare all candidates at the first look of an epoch that knows enough."""
         phi = view.blocks.noise_scale
         if phi is None:
             return Hold(verdict=UNKNOWN, reason="too few blocks of measured steps")
         if not view.is_new_epoch:
-            return Hold(verdict="keep: within the epoch", reason="the batch is judged once per epoch")
+            return Hold(verdict=WITHIN_EPOCH, reason="the batch is judged once per epoch")
         present = view.goodput(view.num_rows, phi)
         if present is None:
-            return Hold(verdict="keep: step time unknown", reason=f"the step time of {view.num_rows} rows is unknown")
+            return Hold(verdict=UNTIMED, reason=f"the step time of {view.num_rows} rows is unknown")
         points = np.unique(np.rint(np.geomspace(view.smallest, view.largest, self.num_points)).astype(int)).tolist()
         best, num_rows = max(((view.goodput(rows, phi) or 0.0, -rows) for rows in points), default=(0.0, 0))
         gain, num_rows = best / present - 1.0, -num_rows

@@ -11,10 +11,21 @@ from rex_ray.core.types import FloatArray, Problem, read_only
 from rex_ray.policies.growth.blocks import NoiseBlocks
 from rex_ray.policies.growth.egmd import BET
 from rex_ray.policies.growth.health import Health
-from rex_ray.policies.growth.pace import BatchTrial, Pace
+from rex_ray.policies.growth.pace import BatchTimes, BatchTrial, Pace
 from rex_ray.policies.seams import BatchPlan
 
-__all__ = ["GrowthState", "at_another_batch", "figures", "is_banned", "known", "left", "tried", "with_fresh_forecast"]
+__all__ = [
+    "GrowthState",
+    "at_another_batch",
+    "figures",
+    "is_banned",
+    "known",
+    "left",
+    "trial_of",
+    "tried",
+    "with_fresh_forecast",
+    "without_bets",
+]
 
 WORSE = 0.02
 """A new batch is worse when it loses this fraction of measured goodput in two windows of steps: noise hardly does."""
@@ -51,7 +62,7 @@ class GrowthState:
         num_bans: batches that were left.
         retreat_rows: batch to go back to, until it is applied; 0: none.
         retreat_reason: why.
-        epoch: epoch of the last look.
+        epoch: epoch of the last look that could judge.
         forecast: own times of batches as the curves had them at look ``forecast_look``, by their rows; None: beyond.
         forecast_look: see there.
         largest_run: the largest batch that was ever run.
@@ -81,30 +92,42 @@ class GrowthState:
     largest_run: int = 0
 
 
-def at_another_batch(state: GrowthState, num_rows: int, shares: tuple[int, ...]) -> GrowthState:
-    """The group runs another batch: evidence begins anew, and a larger batch is on trial by the clock."""
+def trial_of(state: GrowthState, num_rows: int) -> BatchTrial | None:
+    """Return what a larger batch has to beat from now on, by the clock; None for a smaller one, and while unknown."""
+    expected_s = state.forecast.get(state.num_rows) or None
     before_s = state.pace.step_s if state.pace.is_known else None
-    trial = None
-    if num_rows > state.num_rows and before_s is not None:
-        planned = state.plan is not None and state.plan.global_batch_size == num_rows
-        gain = state.plan.predicted_gain if planned and state.plan is not None else None
-        trial = BatchTrial(before_rows=state.num_rows, before_s=before_s, predicted_gain=gain)
+    if before_s is None and expected_s is not None:
+        before_s = expected_s + state.pace.sync_s
+    if num_rows <= state.num_rows or before_s is None:
+        return None
+    plan = state.plan
+    gain = plan.predicted_gain if plan is not None and plan.global_batch_size == num_rows else None
+    return BatchTrial(before_rows=state.num_rows, before_s=before_s, expected_s=expected_s, predicted_gain=gain)
+
+
+def at_another_batch(
+    state: GrowthState, num_rows: int, shares: tuple[int, ...], trial: BatchTrial | None
+) -> GrowthState:
+    """The group runs another batch: evidence begins anew."""
     return changed(
-        state,
+        without_bets(state),
         num_rows=num_rows,
         largest_run=max(num_rows, state.largest_run),
         shares=shares,
         blocks=state.blocks.after_change(),
         health=state.health.recovered(),
         pace=Pace(sync_us=state.pace.sync_us),
-        wealth=read_only(BET.begin(), float),
-        num_bets=0,
         trial=trial,
         plan=None,
         forecast={},
         retreat_rows=0,
         retreat_reason="",
     )
+
+
+def without_bets(state: GrowthState) -> GrowthState:
+    """Return the wealth that was won on norms of another batch, or of other parameters: it says nothing of these."""
+    return changed(state, wealth=read_only(BET.begin(), float), num_bets=0)
 
 
 def with_fresh_forecast(state: GrowthState) -> GrowthState:
@@ -115,14 +138,14 @@ def with_fresh_forecast(state: GrowthState) -> GrowthState:
     return state
 
 
-def tried(state: GrowthState) -> tuple[GrowthState, dict[str, float]]:
+def tried(state: GrowthState, times: BatchTimes) -> tuple[GrowthState, dict[str, float]]:
     """Compare a new batch with what was before it, once there are enough steps; twice worse, and it is left."""
     trial, step_s = state.trial, state.pace.step_s
     phi = state.blocks.noise_scale
     if trial is None or phi is None or step_s is None or not state.pace.is_known:
         return state, {}
     reference = state.problem.global_batch_size
-    gain = trial.measured_gain(state.num_rows, step_s, reference, phi)
+    gain = trial.measured_gain(state.num_rows, times, step_s, reference, phi)
     evidence = {"measured_gain": gain} | (
         {} if trial.predicted_gain is None else {"predicted_gain": trial.predicted_gain}
     )
