@@ -155,8 +155,11 @@ def report(
 
     page = render_html(load_run(run))
     target = run / "report.html" if output is None else output
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page, encoding="utf-8")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}; choose another file with --output") from error
     sys.stdout.write(f"{target}\n")
 
 

@@ -12,6 +12,7 @@ from ray.train import RunConfig, ScalingConfig
 from rich.console import Console
 
 from rex_ray.control.events import GroupStarted
+from rex_ray.core.errors import ConfigError
 from rex_ray.demo.loop import demo_loop
 from rex_ray.demo.progress import follow
 from rex_ray.demo.scenarios import DEFAULT_POLICIES
@@ -51,7 +52,10 @@ def run_demo(
     chosen = DEFAULT_POLICIES[settings.scenario] if policies is None else policies
     contestants = settings.check(chosen)
     output = Path(output_dir).resolve()
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {output}: {error.strerror}; choose another --output") from error
     console.print(settings.sentence(), highlight=False)
     runs: list[tuple[RunSummary, Path]] = []
     with local_cluster(settings.workers) as cluster:

@@ -48,7 +48,7 @@ def make_settings(
         data_dir: folder of Fashion-MNIST's idx files, for ``growth``; default: the usual places.
 
     Raises:
-        ConfigError: no such scenario, or no Fashion-MNIST in ``data_dir``.
+        ConfigError: no such scenario, no Fashion-MNIST in ``data_dir``, or a ``data_dir`` where none is used.
     """
     if scenario not in scenario_names():
         raise ConfigError(f"unknown scenario {scenario!r}{nearest_name_hint(scenario, scenario_names())}")
@@ -58,6 +58,8 @@ def make_settings(
         settings = replace(settings, workers=dict(workers))
     if num_epochs is not None:
         settings = replace(settings, num_epochs=num_epochs)
+    if data_dir is not None and settings.data != "generated":
+        raise ConfigError(f"scenario {scenario!r} trains on {settings.data}, not on {data_dir}: leave out --data-dir")
     if settings.data == "generated":
         folder = find_fashion_mnist(data_dir)
         if folder is not None:

@@ -147,7 +147,8 @@ class DemoSettings:
                     f"least {event.rank + 1} by --workers"
                 )
         rows = DIGITS_TRAIN_ROWS if self.data == "digits" else self.num_rows
-        RexConfig(global_batch_size=self.global_batch_size).check_group(num_workers, rows)
+        for who in contestants:
+            self.rex_config(who).check_group(num_workers, rows)
         return contestants
 
     def sentence(self) -> str:

@@ -42,6 +42,26 @@ def test_an_unknown_scenario_is_refused_with_the_nearest_one(capsys: pytest.Capt
     assert "did you mean 'growth'" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seed", "-1"], "seed must be a whole number of at least 0, got -1"),
+        (["--data-dir", "."], "trains on digits, not on .: leave out --data-dir"),
+        (["--output", "FILE/out"], "Not a directory; choose another --output"),
+        (["--output", "FILE"], "File exists; choose another --output"),
+    ],
+)
+def test_a_demo_that_cannot_work_is_one_line_before_anything_else(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "file").touch()
+    code, out, err = run_cli(capsys, "demo", *(word.replace("FILE", str(tmp_path / "file")) for word in arguments))
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert said in err
+
+
 def test_help_loads_nothing_heavy() -> None:
     program = (
         "import sys\n"
@@ -141,3 +161,12 @@ def test_report_writes_one_page_where_it_is_told(
     shutil.copytree(recorded_run, tmp_path / "run")
     run_cli(capsys, "report", str(tmp_path / "run"))
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_page_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], recorded_run: Path, tmp_path: Path
+) -> None:
+    code, out, err = run_cli(capsys, "report", str(recorded_run), "--output", str(tmp_path))
+    assert code == 2
+    assert out == ""
+    assert f"cannot write {tmp_path}: Is a directory; choose another file with --output" in err
