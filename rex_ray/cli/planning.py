@@ -118,7 +118,7 @@ def _split_document(
         "local_batch_sizes": list(rows),
         "rows_by_device": ranges,
         "step_s": max(own_s) + sync_s,
-        "imbalance": max(own_s) * len(own_s) / sum(own_s) - 1,
+        "imbalance": max(max(own_s) * len(own_s) / sum(own_s) - 1, 0.0),  # sums round
     }
 
 

@@ -71,6 +71,12 @@ def test_equal_shares_that_do_not_fit_are_said_to(capsys):
     assert "takes no time" in out
 
 
+def test_like_workers_are_in_balance_to_the_last_digit(capsys):
+    code, out, _ = run_plan(capsys, "-c", "300xT4", "-w", "bert")
+    assert code == 0
+    assert "-0.0" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
