@@ -61,7 +61,7 @@ def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Ou
         return _answer_again(state, phase)
     first, policy_state = rules.policy.init(event.problem, state.policy_state, event.allocation)
     if rules.mode == "advise":
-        first = _unadvised(event)
+        first = _unadvised(event, first)
     if fault := fault_of(first, event.problem):
         raise InfeasibleError(f"policy {rules.policy.name!r} cannot begin: {fault}")
     version = max(state.next_version, 1 + (event.allocation.version if event.allocation else 0))
@@ -90,14 +90,18 @@ def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Ou
     return Outcome(state=begun, commands=(*cancelled, publish_command(group, pending)), notes=(decided,))
 
 
-def _unadvised(event: GroupStarted) -> Proposal:
-    """What a group runs that only wants advice: what it resumes from, else equal shares of the reference batch."""
+def _unadvised(event: GroupStarted, advised: Proposal) -> Proposal:
+    """What a group runs that only wants advice: what it resumes from, else equal shares of the reference batch.
+
+    A batch that grew in a larger group is cut as the policy says: this one may not hold it.
+    """
     current = event.allocation
     if current is None:
         return Proposal(local_batch_sizes=equal_shares(event.problem, event.problem.global_batch_size))
-    rows = current.global_batch_size
+    is_cut = advised.global_batch_size < current.global_batch_size
+    rows = advised.global_batch_size if is_cut else current.global_batch_size
     shares = resumed_shares(event.problem, current, rows) or equal_shares(event.problem, rows)
-    return Proposal(local_batch_sizes=shares, lr_factor=current.lr_factor)
+    return Proposal(local_batch_sizes=shares, lr_factor=advised.lr_factor if is_cut else current.lr_factor)
 
 
 def _answer_again(state: ControllerState, phase: Starting | Running | Switching) -> Outcome:

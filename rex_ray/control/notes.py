@@ -79,7 +79,8 @@ class Measured:
     Before are those from the decision to the switch, four at least: the old shares in the world that was decided on.
 
     ``gain`` is the fraction of that time saved *per row*, so that it also reads right across a change of the global
-    batch; at an unchanged one it is the fraction of step time saved.
+    batch; at an unchanged one it is the fraction of step time saved. What growth predicts counts progress and not
+    rows, which is less: its own trial of the batch tells what came of that.
     """
 
     step: int

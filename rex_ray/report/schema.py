@@ -88,8 +88,10 @@ class DecisionRow:
         after: rows per rank that were asked for, ``()`` where it was no change of shares.
         version: allocation version, or None where nothing was published (``advise``, searches).
         applied_at_step: first complete step under it, or None if it never took effect.
-        predicted_gain: fraction of step time that the policy expected to save, or None.
-        measured_gain: fraction that it did save, as the controller measured it, or None.
+        predicted_gain: fraction of step time that the policy expected to save, or None; for a change of the global
+            batch, of the time to a reference row's worth of progress.
+        measured_gain: fraction of a row's time that it did save, as the controller measured it, or None. Over a change
+            of batch that is more than was predicted, since a row of a larger batch is worth less.
         lag_steps: steps from the newest one known at the decision to the first under it, or None.
         lr_factor: factor on the learning rate that was asked for with it.
         evidence: named figures behind it: statistics of tests, predicted times.

@@ -216,6 +216,15 @@ def test_advise_leaves_resumed_shares_alone_whatever_the_policy_would_begin_with
     assert first == Allocation(version=6, local_batch_sizes=(10, 22), lr_factor=1.5)
 
 
+def test_advise_begins_with_what_a_smaller_group_can_run_of_a_batch_that_had_grown():
+    controller = Controller(make_policy("rex"), mode="advise")
+    grown = Allocation(version=5, local_batch_sizes=(64,) * 4, lr_factor=1.5)
+    event = GroupStarted(generation="g", problem=problem_of(2, 32, most=50), step=9, allocation=grown)
+    (first,) = allocations_in(controller.handle(event))
+    assert first.local_batch_sizes == (50, 50)
+    assert first.lr_factor <= 1.5
+
+
 def test_off_keeps_equal_shares_and_asks_nobody():
     controller = running(Restless(), mode="off")
     commands = [controller.handle(step_of(step, 1)) for step in range(20)]
