@@ -8,7 +8,8 @@ Two questions:
   want is one that the helper wants too (a live run searches for seconds in an hour; this is the worst of them). The
   last once more with the helper at the lowest priority, to see what its own choice costs.
 - How long does a decision take, from question to answer, and what does it take of the helper's processor time? At 4, 8
-  and 16 workers of two and of four speeds, with the helper warm; the first one, with the import of Ax, apart.
+  and 16 workers of two and of four speeds, with the helper warm; the first one, with the import of Ax, apart. And what
+  memory does the helper hold afterwards (Linux alone says so)?
 """
 
 from __future__ import annotations
@@ -96,9 +97,10 @@ def measure(settings: Settings) -> Findings:
     num_pairs, block_steps, num_seeds = (4, 20, 3) if settings.quick else (20, 40, 10)
     with _helper() as helper:
         cost = measure_decisions(helper, num_seeds, settings.seed)
+        assert helper.pid is not None
+        resident_mb = _resident_mb(helper.pid)
         gpu_like = _beside(helper, num_pairs, block_steps, SLEEP_S)
         cpu_bound = _beside(helper, num_pairs, 4 * block_steps, 0.0)
-        assert helper.pid is not None
         os.setpriority(os.PRIO_PROCESS, helper.pid, 19)
         lowest = _beside(helper, num_pairs, 4 * block_steps, 0.0)
     figures = {
@@ -106,6 +108,7 @@ def measure(settings: Settings) -> Findings:
         "ax_decision_cpu_s": cost.decision_cpu_s,
         "ax_first_decision_s": cost.first_s,
         "ax_decision_goal_s": DECISION_GOAL_S,
+        "ax_helper_resident_mb": resident_mb,
     }
     beside: list[Row] = []
     sides = {"gpu_like": gpu_like, "cpu_bound": cpu_bound, "cpu_bound_nice_19": lowest}
@@ -186,6 +189,11 @@ class _Endless:
         self._is_busy = False
         self._helper.start("small", 0, search_problem(2, "two speeds", max_trials=1))
         wait_for_reply(self._helper)
+
+
+def _resident_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 @contextmanager
