@@ -95,7 +95,7 @@ def test_moments_of_skewed_shares_are_unbiased(num_workers):
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1000), rate=st.floats(0.02, 0.1))
 def test_the_bound_of_sgd_holds_under_any_split_and_schedule(seed, rate):
-    """``mean |grad F|^2 <= 2 (F_0 - F*) / sum eta + L tr(S) sum(eta^2 / B) / sum eta``, weighted by ``eta <= 1 / L``."""
+    """``mean |grad F|^2 <= 2 (F_0 - F*) / sum eta + L tr(S) sum(eta^2 / B) / sum eta``, means by ``eta <= 1 / L``."""
     rng = np.random.default_rng(seed)
     batches = M0 * 2 ** rng.integers(0, 4, 60)
     factors = np.array([adascale_gain(batch / M0, 40.0, M0) for batch in batches])
