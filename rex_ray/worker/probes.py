@@ -53,6 +53,8 @@ class DeferredScalar:
 def squared_norm(values: torch.Tensor) -> torch.Tensor:
     """Return ``|values|^2`` as a 0-d tensor, at least in single precision: half precision overflows at 256^2."""
     flat = (values.coalesce().values() if values.is_sparse else values).reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
     if flat.dtype in (torch.float32, torch.float64):
         return torch.dot(flat, flat)
     norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)

@@ -79,7 +79,8 @@ class ReferenceScheduler:
             return
         self._scheduler.load_state_dict(state_dict["scheduler"])
         self._ticked = self._tracker.reference_steps - state_dict["owed"]
-        self._stepped = state_dict["stepped"] or self._stepped
+        # What the loop says of this run counts for more than what an earlier one guessed.
+        self._stepped = self._stepped or state_dict["stepped"]
 
     def _guess(self) -> Stepping:
         passed = self._tracker.num_batches - self._first_batch

@@ -155,6 +155,12 @@ def test_norms_are_taken_in_single_precision_of_every_gradient() -> None:
     assert float(squared_norm(sparse.grad)) == 52.0  # entries of one row add up before they are squared
 
 
+def test_the_norm_of_a_complex_gradient_is_real() -> None:
+    gradient = torch.tensor([3.0 + 4.0j, 1.0j])
+    assert float(total_squared_norm([gradient])) == 26.0
+    assert float(total_squared_norm([gradient, torch.tensor([2.0])])) == 30.0
+
+
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16,), (torch.bfloat16, torch.float32), (torch.float32,)])
 def test_a_norm_stays_on_the_device_of_its_gradients(dtypes: tuple[torch.dtype, ...]) -> None:
     gradients = [torch.empty(3, dtype=dtype, device="meta") for dtype in dtypes]  # cannot be copied to the host

@@ -297,6 +297,17 @@ def test_how_it_is_stepped_can_be_said_and_a_name_holds_one_scheduler() -> None:
     assert (per_batch.last_epoch, per_epoch.last_epoch) == (5, 1)
 
 
+def test_how_it_is_stepped_is_what_this_run_says_not_what_an_earlier_one_guessed() -> None:
+    bare = halving(torch.optim.SGD([torch.zeros(1)], lr=1.0))
+    guessed = ReferenceScheduler(bare, Counted(), "batch")  # type: ignore[arg-type]
+    said = ReferenceScheduler(bare, Counted(), "epoch")  # type: ignore[arg-type]
+    silent = ReferenceScheduler(bare, Counted())  # type: ignore[arg-type]
+    for scheduler in (said, silent):
+        scheduler.load_state_dict(guessed.state_dict())
+    assert said.state_dict()["stepped"] == "epoch"
+    assert silent.state_dict()["stepped"] == "batch"
+
+
 def test_another_word_for_how_it_is_stepped_is_refused() -> None:
     with opened() as session:
         model = two_layers()
