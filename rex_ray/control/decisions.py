@@ -20,6 +20,11 @@ from rex_ray.policies.base import ChangeGlobalBatch, Decision, Finding, Keep, Pr
 __all__ = ["ask", "cancel_searches", "fault_of", "publish", "publish_command"]
 
 
+_SAME_SHARES, _SAME_RATE = 0.03, 0.1
+"""Parts of the batch, and of the learning-rate factor, by which proposals differ that are one and the same advice:
+curves and noise scales move a little at every look. Growth itself leaves a rate alone that is off by less."""
+
+
 class _LazyGenerator:
     """Event ``k``'s generator, made when first drawn from: most policies never do, and making one costs 20 steps."""
 
@@ -122,10 +127,21 @@ def _kind_of(decision: Reallocate | ChangeGlobalBatch) -> str:
 
 
 def _say_once(state: ControllerState, proposal: Proposal, note: Decided | Deferred | Refused) -> Outcome:
-    """Note what is not published, but not again at every step of a policy that keeps asking."""
-    if state.last_unheeded == proposal:
+    """Note what is not published, but not again at every step of a policy that keeps asking for much the same."""
+    assert isinstance(state.phase, Running | Switching)
+    about = "shares" if proposal.global_batch_size == state.phase.allocation.global_batch_size else "batch"
+    said = state.unheeded.get(about)
+    if said is not None and _is_like(said, proposal):
         return Outcome(state=state)
-    return Outcome(state=replace(state, last_unheeded=proposal), notes=(note,))
+    return Outcome(state=replace(state, unheeded={**state.unheeded, about: proposal}), notes=(note,))
+
+
+def _is_like(one: Proposal, other: Proposal) -> bool:
+    if len(one.local_batch_sizes) != len(other.local_batch_sizes):
+        return False
+    moved = sum(abs(a - b) for a, b in zip(one.local_batch_sizes, other.local_batch_sizes, strict=True))
+    is_same_rate = abs(other.lr_factor - one.lr_factor) <= _SAME_RATE * one.lr_factor
+    return moved <= _SAME_SHARES * one.global_batch_size and is_same_rate
 
 
 def publish(
@@ -151,7 +167,7 @@ def publish(
         withdraws=withdrawn is not None,
     )
     switching = Switching(group=phase.group, allocation=phase.allocation, pending=pending, withdrawn=withdrawn)
-    next_state = replace(state, phase=switching, next_version=state.next_version + 1, last_unheeded=None)
+    next_state = replace(state, phase=switching, next_version=state.next_version + 1, unheeded={})
     return Outcome(state=next_state, commands=(publish_command(phase.group, pending),))
 
 

@@ -69,7 +69,7 @@ def _apply(
         local_batch_sizes=phase.allocation.local_batch_sizes,
         lag_steps=lag_steps,
     )
-    now = replace(state, phase=phase, gauge=gauge, last_unheeded=None)
+    now = replace(state, phase=phase, gauge=gauge, unheeded={})
     told = ask(rules, now, AllocationApplied(allocation=phase.allocation, step=event.step))
     return replace(told, notes=(applied, *told.notes))
 

@@ -82,7 +82,7 @@ def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Ou
         step_us=0,
         policy_state=policy_state,
         last_reason=pending.reason,
-        last_unheeded=None,
+        unheeded={},
         gauge=Gauge(),
     )
     decided = Decided(step=event.step - 1, kind="first", reason=pending.reason, version=version, proposal=first)

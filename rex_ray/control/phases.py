@@ -131,7 +131,8 @@ class ControllerState:
         step_us: wall time of that step.
         policy_state: the policy's memory; kept over groups as the next one's prior.
         last_reason: the policy's newest reason, also for changing nothing.
-        last_unheeded: the newest proposal that was noted without being published; said once, not at every step.
+        unheeded: the newest proposals that were noted without being published, one for the present batch and one for
+            another: said once, not at every step.
         searches: identities of the searches under way.
         gauge: measures the latest change.
         dropped: what was left out, by reason.
@@ -146,7 +147,7 @@ class ControllerState:
     step_us: int = 0
     policy_state: object | None = None
     last_reason: str = ""
-    last_unheeded: Proposal | None = None
+    unheeded: Mapping[str, Proposal] = field(default_factory=dict)
     searches: tuple[str, ...] = ()
     gauge: Gauge = field(default_factory=Gauge)
     dropped: Mapping[str, int] = field(default_factory=dict)

@@ -209,6 +209,18 @@ def test_advise_decides_and_notes_but_publishes_only_the_first_allocation():
     assert [(note.version, note.proposal.local_batch_sizes) for note in advice] == [(None, (20, 12)), (None, (8, 24))]
 
 
+def test_advice_is_noted_again_only_where_it_is_another_and_one_kind_does_not_hide_the_other():
+    def grow(*sizes, rate):
+        return ChangeGlobalBatch(proposal=Proposal(local_batch_sizes=sizes, lr_factor=rate), reason="more")
+
+    answers = [move(20, 12), grow(100, 100, rate=2.0), move(20, 12), grow(102, 98, rate=2.1), grow(130, 70, rate=2.1)]
+    controller = running(Scripted(*answers), mode="advise")
+    for step in range(6):
+        controller.handle(step_of(step, 1))
+    advice = [note.proposal.local_batch_sizes for note in controller.take_notes() if isinstance(note, Decided)]
+    assert advice[1:] == [(20, 12), (100, 100), (130, 70)]
+
+
 def test_advise_leaves_resumed_shares_alone_whatever_the_policy_would_begin_with():
     controller = Controller(Restless(), mode="advise")
     current = Allocation(version=5, local_batch_sizes=(10, 22), lr_factor=1.5)
