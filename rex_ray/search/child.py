@@ -79,21 +79,28 @@ class Child:
         ended = f"the search helper ended (exit status {self._process.returncode})"
         return f"{ended}: {lines[-1].strip()}" if lines else ended
 
+    def kill(self) -> None:
+        """Have it end by force, without waiting: tearing down what Ax has loaded takes a fifth of a second."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def is_gone(self) -> bool:
+        """Whether nothing is left of it."""
+        return self._process.poll() is not None
+
     def end(self, timeout_s: float) -> None:
-        """Have it end: first by closing its input, after ``timeout_s`` by force."""
+        """Have it end and wait for that: first by closing its input, after ``timeout_s`` by force."""
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
-        if timeout_s > 0.0:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
-        if self._process.poll() is None:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_KILL_LIMIT_S)
-        for pipe in (self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_LIMIT_S)
 
     def _flush(self) -> None:
         assert self._process.stdin is not None

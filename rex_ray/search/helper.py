@@ -1,7 +1,7 @@
 """The asker's end of the helper: one process that is started when it is needed, and never waited for.
 
-Everything here returns at once. What a helper owes, dies with or never says becomes a ``Failed`` reply, so that whoever
-asks needs no case for it: the exact split stands. One thread may use it.
+Everything here but ``close`` returns at once. What a helper owes, dies with or never says becomes a ``Failed`` reply,
+so that whoever asks needs no case for it: the exact split stands. One thread may use it.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class SearchHelper:
         self._env = dict(env or {})
         self._clock = clock
         self._child: Child | None = None
+        self._dying: list[Child] = []
         self._asked: dict[int, _Asked] = {}
         self._next_number = 0
         self._failures: list[Reply] = []
@@ -127,6 +128,7 @@ class SearchHelper:
             if not is_alive:
                 self._bury(self._child.last_words())
         self._keep_limits()
+        self._dying = [child for child in self._dying if not child.is_gone()]
         failures, self._failures = self._failures, []
         return replies + failures
 
@@ -138,6 +140,9 @@ class SearchHelper:
         if self._child is not None:
             self._child.end(timeout_s)
             self._child = None
+        for child in self._dying:
+            child.end(timeout_s)
+        self._dying.clear()
 
     # --- inside
 
@@ -197,17 +202,21 @@ class SearchHelper:
                 # Nothing less ends a computation that does not return.
                 self._bury(f"the search helper gave no answer within {self._limits.answer_s:g} s")
                 return
-        if self._child is not None and not self._asked and now_s - self._last_used_s >= self._limits.idle_s:
-            self._child.end(0.0)
-            self._child = None
+        if not self._asked and now_s - self._last_used_s >= self._limits.idle_s:
+            self._let_go()
 
     def _bury(self, reason: str) -> None:
-        if self._child is not None:
-            self._child.end(0.0)
-            self._child = None
+        self._let_go()
         self._count_death()
         self._failures.extend(Failed(search_id=asked.search_id, reason=reason) for asked in self._asked.values())
         self._asked.clear()
+
+    def _let_go(self) -> None:
+        """End the process; ``poll`` sees to it that no zombie is left."""
+        if self._child is not None:
+            self._child.kill()
+            self._dying.append(self._child)
+            self._child = None
 
     def _count_death(self) -> None:
         self._not_before_s = self._clock() + self._limits.pause_s * 2**self._num_deaths

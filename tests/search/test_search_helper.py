@@ -52,6 +52,15 @@ def dialogue(helper: SearchHelper, problem: SearchProblem, seed: int = 0) -> lis
     return said
 
 
+def reaped(helper: SearchHelper, pid: int | None) -> None:
+    """See to it that a process that was let go leaves no zombie either, while its asker goes on."""
+    deadline_s = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline_s, f"process {pid} is still there"
+        helper.poll()
+        time.sleep(0.01)
+
+
 def test_nothing_is_started_before_it_is_needed() -> None:
     helper = SearchHelper()
     assert helper.poll() == []
@@ -144,7 +153,7 @@ def test_an_idle_helper_is_ended_and_the_next_search_has_another() -> None:
     now[0] += 2.0
     assert helper.poll() == []
     assert helper.pid is None
-    assert not Path(f"/proc/{pid}").exists()
+    reaped(helper, pid)
     helper.start("b", 0, tiny())
     assert isinstance(wait_for(helper, is_over)[-1], Finished), "an end that was wanted is no death"
     helper.close()
@@ -185,7 +194,7 @@ def test_a_helper_that_gives_no_answer_is_ended() -> None:
     said = wait_for(helper, is_over)
     assert {reply.search_id for reply in said} == {"a", *(f"b{k}" for k in range(200))}
     assert all(isinstance(reply, Failed) and "no answer within 0.3 s" in reply.reason for reply in said)
-    assert not Path(f"/proc/{pid}").exists()
+    reaped(helper, pid)
     helper.close()
 
 
@@ -211,6 +220,25 @@ def test_closing_ends_the_process_also_in_the_middle_of_something() -> None:
     (failed,) = helper.poll()
     assert failed == Failed(search_id="b", reason="the search helper is closed")
     helper.close()
+
+
+def test_who_is_let_go_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The asker drives a controller: only ``close`` may wait, and then nothing is left."""
+    now = [0.0]
+    helper = SearchHelper(HelperLimits(answer_s=5.0, idle_s=60.0), clock=lambda: now[0])
+    pids = []
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", lambda *_, **__: pytest.fail("waited"))
+        helper.start("a", 0, tiny("measured"))
+        pids.append(helper.pid)
+        now[0] += 6.0
+        assert [type(reply) for reply in helper.poll()] in ([Failed], [TrialAsked])
+        now[0] += 1000.0
+        helper.poll()
+        helper.start("b", 0, tiny())
+        pids.append(helper.pid)
+    helper.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 ASKER = """
