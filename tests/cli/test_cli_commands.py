@@ -29,6 +29,12 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str
     assert "Usage:" in out
 
 
+def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_cli(capsys, "--version")
+    assert code == 0
+    assert re.fullmatch(r"rex-ray \d+\.\d+\S*\n", out)
+
+
 @pytest.mark.parametrize("entry", ["T4", "T4=", "=2", "T4=two", "T4=0"])
 def test_workers_are_kinds_and_counts(capsys: pytest.CaptureFixture[str], entry: str) -> None:
     code, _, err = run_cli(capsys, "demo", "--workers", entry)
