@@ -30,6 +30,7 @@ from rex_ray.policies.base import (
     TellTrial,
 )
 from rex_ray.policies.limits import equal_shares, resumed_shares, share_bounds
+from rex_ray.policies.patience import is_due
 from rex_ray.policies.seams import Alarm, BatchPlan, Growth, SearchPart, SearchView, Split, Trigger
 from rex_ray.policies.split.doubted import DoubtedModel
 
@@ -39,10 +40,6 @@ GrowthT = TypeVar("GrowthT")
 SplitT = TypeVar("SplitT")
 TriggerT = TypeVar("TriggerT")
 SearchT = TypeVar("SearchT")
-
-_PATIENT_STEPS, _ASK_AGAIN_STEPS = 64, 16
-"""A batch that was asked for at so many steps and not taken up (a wrapper or the mode holds it back; a switch takes
-far fewer) is asked for only now and then: until it comes, the others' decisions must not wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,7 +171,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         change, after = self._asked(after, batch, is_news=alarm is not None)
         if change is not None and "growth" in self.advising:
             findings.append(_advice(change, "growth"))
-        elif change is not None and _is_due(after.num_unheeded):
+        elif change is not None and is_due(after.num_unheeded):
             return replace(change, findings=(*findings, *_said(sought))), after
         elif isinstance(batch, Finding):
             findings.append(batch)
@@ -264,10 +261,6 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         if state.allocation is None:
             return answer
         return replace(answer, proposal=replace(answer.proposal, lr_factor=state.allocation.lr_factor))
-
-
-def _is_due(num_unheeded: int) -> bool:
-    return num_unheeded <= _PATIENT_STEPS or num_unheeded % _ASK_AGAIN_STEPS == 0
 
 
 def _because_of(alarm: Alarm | None, decision: Reallocate) -> Reallocate:

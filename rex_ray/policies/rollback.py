@@ -15,6 +15,7 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import AllocationApplied, Observation, StepObserved
 from rex_ray.core.types import Allocation, IntArray, Problem, StepFlag, read_only
 from rex_ray.policies.base import ChangeGlobalBatch, Decision, Finding, Keep, Policy, Proposal, Reallocate
+from rex_ray.policies.patience import is_due
 
 __all__ = ["RollBack", "RollBackState"]
 
@@ -39,7 +40,8 @@ class RollBackState(Generic[StateT]):
         recent_us: own times of the newest clean steps under ``present``, shape ``[<= num_after, n]``.
         trial: shares that a search wants run, and judges by itself.
         condemned: shares that measured worse, until the group has left them.
-        evidence: the figures of that judgement.
+        condemned_step: newest step at that judgement.
+        evidence: the figures of it.
         banned: shares that are not proposed again for a while.
         banned_until: step from which they may be.
         num_bans: how often shares were taken back.
@@ -53,6 +55,7 @@ class RollBackState(Generic[StateT]):
     recent_us: IntArray = field(default_factory=lambda: _no_steps(0))
     trial: tuple[int, ...] | None = None
     condemned: tuple[int, ...] | None = None
+    condemned_step: int = 0
     evidence: dict[str, float] = field(default_factory=dict)
     banned: tuple[int, ...] | None = None
     banned_until: int = 0
@@ -164,6 +167,8 @@ class RollBack(Generic[StateT]):
         state = changed(state, recent_us=read_only(recent, np.int64))
         if state.before is None or state.present is None or len(recent) < self.num_after:
             return state, None
+        if state.condemned is not None:  # judged once
+            return state, None
         old_us, new_us = state.before_us.max(axis=1), recent.max(axis=1)
         loss = float(np.median(new_us) / max(1.0, float(np.median(old_us)))) - 1.0
         delta = float(np.sign(new_us[:, None] - old_us[None]).mean())
@@ -186,13 +191,15 @@ class RollBack(Generic[StateT]):
                 evidence=evidence,
             )
         # `before` stays: it is what to go back to.
-        return replace(state, condemned=state.present.local_batch_sizes, evidence=evidence), None
+        condemned = state.present.local_batch_sizes
+        return replace(state, condemned=condemned, condemned_step=step.step, evidence=evidence), None
 
     def _overrule(self, state: RollBackState[StateT], decision: Decision) -> Decision:
         """Ask for the old shares until the group runs them; hold back what was taken back before."""
         if isinstance(decision, ChangeGlobalBatch):
             return decision
-        if state.condemned is not None and state.before is not None and state.present is not None:
+        is_asking = state.condemned is not None and is_due(1 + state.newest_step - state.condemned_step)
+        if is_asking and state.before is not None and state.present is not None:
             loss = state.evidence["loss"]
             return Reallocate(
                 proposal=Proposal(local_batch_sizes=state.before.local_batch_sizes, lr_factor=state.present.lr_factor),

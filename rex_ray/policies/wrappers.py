@@ -79,8 +79,9 @@ class Cooldown(Generic[StateT]):
 class Hysteresis(Generic[StateT]):
     """Holds back every change that does not promise to save more than ``min_gain`` of a step's time.
 
-    Proposals without a predicted gain pass: what predicts nothing cannot be judged by its prediction. It has no
-    memory of its own.
+    Proposals without a predicted gain pass: what predicts nothing cannot be judged by its prediction. A change of batch
+    predicts what it saves of the time to a row's worth of progress, and is held to the same. It has no memory of its
+    own.
     """
 
     inner: Policy[StateT]

@@ -13,6 +13,7 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import StepObserved
 from rex_ray.policies.base import ChangeGlobalBatch, Decision, Keep, Proposal, Reallocate
 from rex_ray.policies.rollback import RollBack
+from rex_ray.policies.wrappers import Hysteresis
 
 OLD, NEW, OTHER = (20, 12), (12, 20), (16, 16)
 
@@ -123,6 +124,18 @@ def test_the_inner_policy_is_told_only_what_is_applied():
 
     history = live(RollBack(Watching()), group(["T4", "V100"], 32), times(1.2), num_steps=60)
     assert [judged.observation for judged in history] == seen
+
+
+def test_shares_that_nobody_takes_back_do_not_keep_other_decisions_waiting_for_ever():
+    class Fickle(Insistent):
+        def decide(self, state, observation, rng):
+            wanted = OTHER if isinstance(observation, StepObserved) and observation.step >= 60 else NEW
+            return Insistent(wanted).decide(state, observation, rng)
+
+    policy = Hysteresis(RollBack(Fickle()), 0.9)
+    history = shares_run(live(policy, group(["T4", "V100"], 32), times(1.2), num_steps=300))
+    assert [sizes for _, sizes in history] == [OLD, NEW, OTHER]
+    assert history[-1][0] < 120
 
 
 def test_a_loss_that_is_no_fraction_is_refused():
