@@ -40,11 +40,11 @@ def objective_of(own_s: npt.ArrayLike) -> float:
         own_s: seconds per rank, shape ``[n]``; ranks without rows (0) count neither as slow nor as idle.
 
     Returns:
-        Log seconds; ``inf`` where no rank has a positive, finite time.
+        Log seconds; ``inf`` where no rank has rows, or the time of one that has is no time: infinite, NaN, negative.
     """
     times: FloatArray = np.asarray(own_s, dtype=np.float64)
-    busy = times[times > 0]
-    if busy.size == 0 or not np.isfinite(busy).all():
+    busy = times[times != 0]
+    if busy.size == 0 or not (np.isfinite(busy) & (busy > 0)).all():
         return math.inf
     slowest = float(busy.max())
     return math.log(slowest) + SPREAD_WEIGHT * (1.0 - float(busy.mean()) / slowest)

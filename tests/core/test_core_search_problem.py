@@ -38,3 +38,5 @@ def test_a_rank_without_rows_does_not_count_and_no_time_at_all_is_worth_nothing(
     assert objective_of([0.2, 0.0, 0.1]) == objective_of([0.2, 0.1])
     assert objective_of(np.zeros(3)) == math.inf
     assert objective_of([0.1, math.inf]) == math.inf
+    assert objective_of([0.1, math.nan]) == math.inf, "a rank whose time is unknown is no rank without rows"
+    assert objective_of([0.1, -0.1]) == math.inf
