@@ -69,7 +69,7 @@ def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Ou
     group = Group(generation=event.generation, problem=event.problem, first_version=version)
     pending = Publication(
         allocation=allocation,
-        reason="first allocation of the group",
+        reason=_first_reason(event, first),
         decided_step=event.step - 1,
         first_us=state.now_us,
         last_us=state.now_us,
@@ -88,6 +88,16 @@ def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Ou
     decided = Decided(step=event.step - 1, kind="first", reason=pending.reason, version=version, proposal=first)
     cancelled: tuple[Command, ...] = cancel_searches(state, "another worker group formed")
     return Outcome(state=begun, commands=(*cancelled, publish_command(group, pending)), notes=(decided,))
+
+
+def _first_reason(event: GroupStarted, first: Proposal) -> str:
+    resumed, rows = event.allocation, first.global_batch_size
+    if resumed is None or rows == resumed.global_batch_size:
+        return "first allocation of the group"
+    return (
+        f"first allocation of the group: {rows} rows, since it cannot run the {resumed.global_batch_size} rows "
+        f"resumed from, learning rate x{first.lr_factor:.4g} instead of x{resumed.lr_factor:.4g}"
+    )
 
 
 def _unadvised(event: GroupStarted, advised: Proposal) -> Proposal:

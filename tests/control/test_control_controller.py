@@ -235,6 +235,8 @@ def test_advise_begins_with_what_a_smaller_group_can_run_of_a_batch_that_had_gro
     (first,) = allocations_in(controller.handle(event))
     assert first.local_batch_sizes == (50, 50)
     assert first.lr_factor <= 1.5
+    (note,) = [note for note in controller.take_notes() if isinstance(note, Decided)]
+    assert "100 rows, since it cannot run the 256 rows" in note.reason
 
 
 def test_off_keeps_equal_shares_and_asks_nobody():

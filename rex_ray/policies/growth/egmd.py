@@ -162,7 +162,7 @@ class Egmd:
         evidence["goodput_gain"] = gain
         shown = f"the noise scale is above {bound:.4g} rows ({self._named(p_value, found)})"
         if not gain > self.min_gain:
-            reason = f"{shown}, but {num_rows} rows would change goodput by {gain:+.1%}, not above {self.min_gain:+.1%}"
+            reason = f"{shown}, but {num_rows} rows would change goodput by {gain:+.2%}, not above {self.min_gain:+.2%}"
             return Hold(verdict="keep: goodput gate", reason=reason, evidence=evidence)
         return Target(
             num_rows=num_rows,
