@@ -96,7 +96,8 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         current: Allocation | None = None,
     ) -> tuple[Proposal, CompositionState[GrowthT, SplitT, TriggerT, SearchT]]:
         """Begin with a worker group; see ``Policy.init``."""
-        batch, growth = self.growth.init(problem, prior.growth if prior else None, current)
+        begun = current if prior is None or current is None else self._fitting(problem, prior, current)
+        batch, growth = self.growth.init(problem, prior.growth if prior else None, begun)
         rows = batch.global_batch_size
         shares, split = self.split.init(problem, prior.split if prior else None, current, rows)
         if "split" in self.advising:
@@ -129,6 +130,31 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
                 return Keep(reason="no complete step for a while: the evidence is old"), state
             case _:
                 assert_never(observation)
+
+    def _fitting(
+        self,
+        problem: Problem,
+        prior: CompositionState[GrowthT, SplitT, TriggerT, SearchT],
+        current: Allocation,
+    ) -> Allocation:
+        """Return what growth begins with: a batch grown by more workers may not fit the memories that the split knows.
+
+        What it has learnt of them is a limit of today and no part of the problem: they may turn out larger.
+        """
+        _, split = self.split.init(problem, prior.split, None, problem.global_batch_size)
+        model = self.split.model(split)
+        fits = None if model is None else model.max_rows()
+        if fits is None or int(fits.sum()) >= current.global_batch_size:
+            return current
+        workers = tuple(
+            replace(worker, max_local_batch_size=min(int(most), worker.max_local_batch_size or int(most)))
+            for worker, most in zip(problem.workers, fits, strict=True)
+        )
+        batch, _ = self.growth.init(replace(problem, workers=workers), prior.growth, current)
+        if batch.global_batch_size >= current.global_batch_size:
+            return current
+        shares = equal_shares(problem, batch.global_batch_size)
+        return Allocation(version=current.version, local_batch_sizes=shares, lr_factor=batch.lr_factor)
 
     def _judge(
         self, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT], step: StepObserved

@@ -14,6 +14,7 @@ from rex_ray.core.types import Allocation
 from rex_ray.policies.base import ChangeGlobalBatch, Finding, Keep, Proposal, Reallocate, TellTrial
 from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
+from rex_ray.policies.registry import make_policy
 from rex_ray.policies.seams import Alarm, BatchPlan
 from rex_ray.policies.split.fixed import FixedSplit
 
@@ -189,3 +190,25 @@ def test_an_exact_split_is_not_made_again_at_every_step_of_the_asking():
     split = CountingSplit()
     assert len({decision.proposal for decision in unheeded(split, 60) if isinstance(decision, ChangeGlobalBatch)}) == 1
     assert split.planned == [64]
+
+
+def test_a_batch_grown_by_more_workers_is_cut_to_the_memories_that_were_learnt():
+    def of(num_workers: int):
+        problem = group(["T4"] * num_workers, 128)
+        return replace(problem, workers=tuple(replace(w, memory_bytes=1_000_000) for w in problem.workers))
+
+    policy = make_policy("rex", {"rollback": False})
+    four, two = of(4), of(2)
+    _, state = policy.init(four)
+    for version, share in ((1, 32), (2, 128)):
+        allocation = Allocation(version=version, local_batch_sizes=(share,) * 4, lr_factor=share / 32)
+        _, state = policy.decide(state, AllocationApplied(allocation=allocation, step=10 * version), RNG)
+        step = observed(10 * version, (share,) * 4, (1e3 * share,) * 4, version=version)
+        step = replace(step, peak_memory_bytes=np.full(4, 100_000 + 5_000 * share))
+        _, state = policy.decide(state, step, RNG)
+    proposal, resumed = policy.init(two, state, allocation)
+    assert proposal.local_batch_sizes == (150, 150), "85 % of the memory"
+    assert proposal.lr_factor <= 4
+    assert resumed.growth.num_rows == 300
+    assert resumed.growth.problem == two
+    assert sum(policy.init(four, state, allocation)[0].local_batch_sizes) == 512
