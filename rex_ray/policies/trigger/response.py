@@ -16,8 +16,8 @@ from rex_ray.core.types import BoolArray, FloatArray
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
 from rex_ray.policies.trigger.gate import expected_use_steps, stakes
-from rex_ray.policies.trigger.memory import LONG, NUM_LENGTHS, SETTLING, SHORT, Past, TriggerState, frozen
 from rex_ray.policies.trigger.levels import Changes
+from rex_ray.policies.trigger.memory import LONG, NUM_LENGTHS, SETTLING, SHORT, Past, TriggerState, frozen
 
 __all__ = ["Response"]
 

@@ -20,6 +20,7 @@ from rex_ray.core.types import BoolArray, FloatArray, Problem, StepFlag
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
 from rex_ray.policies.trigger.footing import advance, rebase
+from rex_ray.policies.trigger.levels import Changes, find_changes, run_lengths, two_level_signs
 from rex_ray.policies.trigger.memory import (
     BLOCK,
     LONG,
@@ -34,7 +35,6 @@ from rex_ray.policies.trigger.memory import (
     frozen,
 )
 from rex_ray.policies.trigger.response import Response
-from rex_ray.policies.trigger.levels import Changes, find_changes, run_lengths, two_level_signs
 
 __all__ = ["TwoLevelTrigger"]
 
