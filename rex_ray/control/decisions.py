@@ -39,11 +39,11 @@ class _LazyGenerator:
         return getattr(self._generator, name)
 
 
-def ask(rules: Rules, state: ControllerState, observation: Observation) -> Outcome:
-    """Show the policy an observation and act on its answer."""
+def ask(rules: Rules, state: ControllerState, observation: Observation, **seen: Any) -> Outcome:
+    """Show the policy an observation and act on its answer; ``seen`` is what the state takes from the observation."""
     rng = cast("np.random.Generator", _LazyGenerator(rules.seed, state.num_events))
     decision, policy_state = rules.policy.decide(state.policy_state, observation, rng)
-    return _act(rules, changed(state, policy_state=policy_state, last_reason=decision.reason), decision)
+    return _act(rules, changed(state, policy_state=policy_state, last_reason=decision.reason, **seen), decision)
 
 
 def _act(rules: Rules, state: ControllerState, decision: Decision) -> Outcome:

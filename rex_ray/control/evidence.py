@@ -79,8 +79,7 @@ def _judge_step(rules: Rules, state: ControllerState, event: StepObserved) -> Ou
     notes: tuple[Note, ...] = ()
     if event.flags == StepFlag.NONE:
         gauge, notes = _gauge(rules, state, event)
-    seen = changed(state, last_step=event.step, step_us=int(event.step_us.max()), gauge=gauge)
-    told = ask(rules, seen, event)
+    told = ask(rules, state, event, last_step=event.step, step_us=int(event.step_us.max()), gauge=gauge)
     return replace(told, notes=(*notes, *told.notes)) if notes else told
 
 

@@ -102,13 +102,16 @@ class StepTimeBook:
         """
         rows = np.asarray(num_rows, dtype=np.int64)
         times = np.asarray(own_s, dtype=np.float64)
-        usable = (rows > 0) & (times >= _SHORTEST_S) & (times <= _LONGEST_S)
-        if use is not None:
-            usable &= use
-        if np.count_nonzero(usable) < rows.size:
-            ranks = usable.nonzero()[0]
-            return self.settled._take(ranks, rows, times[None])[0] if ranks.size else self
-        if self.run_rows.size and (rows == self.run_rows).all():
+        goes_on = self.run_rows.size and (rows == self.run_rows).all()
+        # Of steps that go on as before, nearly all are usable whole, and two comparisons say so.
+        if not (goes_on and use is None and times.min() >= _SHORTEST_S and times.max() <= _LONGEST_S):
+            usable = (rows > 0) & (times >= _SHORTEST_S) & (times <= _LONGEST_S)
+            if use is not None:
+                usable &= use
+            if np.count_nonzero(usable) < rows.size:
+                ranks = usable.nonzero()[0]
+                return self.settled._take(ranks, rows, times[None])[0] if ranks.size else self
+        if goes_on:
             waiting = np.concatenate([self.waiting_s, times[None]]) if len(self.waiting_s) else times[None]
             longer = changed(self, waiting_s=_frozen(waiting))
             return longer if len(waiting) < RUN else longer.settled

@@ -13,7 +13,7 @@ import numpy as np
 from rex_ray.core.changed import changed
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import AllocationApplied, Observation, StepObserved
-from rex_ray.core.types import Allocation, IntArray, Problem, StepFlag, read_only
+from rex_ray.core.types import Allocation, IntArray, Problem, StepFlag
 from rex_ray.policies.base import ChangeGlobalBatch, Decision, Finding, Keep, Policy, Proposal, Reallocate
 from rex_ray.policies.patience import is_due
 
@@ -36,8 +36,8 @@ class RollBackState(Generic[StateT]):
         inner: the wrapped policy's state.
         present: what the group is known to run.
         before: what it ran until the switch that is being judged; None when none is.
-        before_us: own times of its last clean steps, shape ``[<= num_before, n]``.
-        recent_us: own times of the newest clean steps under ``present``, shape ``[<= num_after, n]``.
+        before_us: own times of its last clean steps, ``num_before`` of shape ``[n]``.
+        recent_us: own times of the newest clean steps under ``present``, at most ``num_after`` of shape ``[n]``.
         trial: shares that a search wants run, and judges by itself.
         condemned: shares that measured worse, until the group has left them.
         condemned_step: newest step at that judgement.
@@ -51,8 +51,8 @@ class RollBackState(Generic[StateT]):
     inner: StateT
     present: Allocation | None = None
     before: Allocation | None = None
-    before_us: IntArray = field(default_factory=lambda: _no_steps(0))
-    recent_us: IntArray = field(default_factory=lambda: _no_steps(0))
+    before_us: tuple[IntArray, ...] = ()
+    recent_us: tuple[IntArray, ...] = ()
     trial: tuple[int, ...] | None = None
     condemned: tuple[int, ...] | None = None
     condemned_step: int = 0
@@ -103,8 +103,7 @@ class RollBack(Generic[StateT]):
     ) -> tuple[Proposal, RollBackState[StateT]]:
         """Begin with a worker group; see ``Policy.init``."""
         proposal, inner = self.inner.init(problem, prior.inner if prior else None, current)
-        blank = _no_steps(problem.num_workers)
-        return proposal, RollBackState(inner=inner, before_us=blank, recent_us=blank)
+        return proposal, RollBackState(inner=inner)
 
     def decide(
         self, state: RollBackState[StateT], observation: Observation, rng: np.random.Generator
@@ -114,23 +113,26 @@ class RollBack(Generic[StateT]):
         trial = state.trial
         if isinstance(decision, Reallocate) and decision.search_id is not None:
             trial = decision.proposal.local_batch_sizes
-        state = changed(
-            state,
-            inner=inner,
-            trial=trial,
-            newest_step=observation.step if isinstance(observation, StepObserved) else state.newest_step,
-        )
+        newest_step, recent_us, is_evidence = state.newest_step, state.recent_us, False
+        if isinstance(observation, StepObserved):
+            newest_step = observation.step
+            is_evidence = self._is_evidence(state, observation)
+            if is_evidence:
+                own_us = observation.own_us
+                own_us.setflags(write=False)
+                recent_us = (*recent_us[1 - self.num_after :], own_us)
+        state = changed(state, inner=inner, trial=trial, newest_step=newest_step, recent_us=recent_us)
         if isinstance(observation, AllocationApplied):
             return decision, self._applied(state, observation)
-        if isinstance(observation, StepObserved) and self._is_evidence(state, observation):
-            state, finding = self._measure(state, observation)
+        # Judged once, as soon as there are steps enough to compare.
+        if is_evidence and state.before is not None and state.condemned is None and len(recent_us) >= self.num_after:
+            state, finding = self._compare(state, state.before)
             if finding is not None:
                 decision = replace(decision, findings=(*decision.findings, finding))
         return self._overrule(state, decision), state
 
     def _applied(self, state: RollBackState[StateT], applied: AllocationApplied) -> RollBackState[StateT]:
         old, new = state.present, applied.allocation
-        blank = _no_steps(len(new.local_batch_sizes))
         judged = (
             old is not None
             and old.global_batch_size == new.global_batch_size
@@ -144,8 +146,8 @@ class RollBack(Generic[StateT]):
             state,
             present=new,
             before=old if judged else None,
-            before_us=read_only(state.recent_us[-self.num_before :], np.int64) if judged else blank,
-            recent_us=blank,
+            before_us=state.recent_us[-self.num_before :] if judged else (),
+            recent_us=(),
             trial=None,
             condemned=None if left else state.condemned,
             evidence={} if left else state.evidence,
@@ -160,22 +162,18 @@ class RollBack(Generic[StateT]):
             return False
         return tuple(step.num_rows.tolist()) == state.present.local_batch_sizes
 
-    def _measure(
-        self, state: RollBackState[StateT], step: StepObserved
+    def _compare(
+        self, state: RollBackState[StateT], before: Allocation
     ) -> tuple[RollBackState[StateT], Finding | None]:
-        recent = np.concatenate([state.recent_us[1 - self.num_after :], step.own_us[None]])
-        state = changed(state, recent_us=read_only(recent, np.int64))
-        if state.before is None or state.present is None or len(recent) < self.num_after:
-            return state, None
-        if state.condemned is not None:  # judged once
-            return state, None
-        old_us, new_us = state.before_us.max(axis=1), recent.max(axis=1)
+        assert state.present is not None, "steps of no allocation are no evidence"
+        recent = np.array(state.recent_us)
+        old_us, new_us = np.array(state.before_us).max(axis=1), recent.max(axis=1)
         loss = float(np.median(new_us) / max(1.0, float(np.median(old_us)))) - 1.0
         delta = float(np.sign(new_us[:, None] - old_us[None]).mean())
         slowest = int(np.argmax(np.median(recent, axis=0)))
-        given = state.present.local_batch_sizes[slowest] - state.before.local_batch_sizes[slowest]
+        given = state.present.local_batch_sizes[slowest] - before.local_batch_sizes[slowest]
         evidence = {"loss": loss, "effect": delta, "num_samples": float(len(recent)), "rows_given": float(given)}
-        judged = replace(state, before=None, before_us=_no_steps(recent.shape[1]))
+        judged = replace(state, before=None, before_us=())
         if loss <= self.min_loss or delta < self.min_delta:
             return judged, Finding(
                 part="split",
@@ -192,7 +190,7 @@ class RollBack(Generic[StateT]):
             )
         # `before` stays: it is what to go back to.
         condemned = state.present.local_batch_sizes
-        return replace(state, condemned=condemned, condemned_step=step.step, evidence=evidence), None
+        return replace(state, condemned=condemned, condemned_step=state.newest_step, evidence=evidence), None
 
     def _overrule(self, state: RollBackState[StateT], decision: Decision) -> Decision:
         """Ask for the old shares until the group runs them; hold back what was taken back before."""
@@ -227,7 +225,3 @@ def _is_like(sizes: tuple[int, ...], banned: tuple[int, ...] | None) -> bool:
         return False
     moved = sum(abs(one - other) for one, other in zip(sizes, banned, strict=True))
     return moved <= _SAME_SHARES * sum(sizes)
-
-
-def _no_steps(num_workers: int) -> IntArray:
-    return read_only(np.zeros((0, num_workers)), np.int64)

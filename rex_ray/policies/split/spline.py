@@ -14,7 +14,7 @@ from rex_ray.core.memory import MemoryBook
 from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.split import CurveSet
 from rex_ray.core.step_time import WINDOW, StepTimeBook
-from rex_ray.core.types import Allocation, BoolArray, FloatArray, Problem, StepFlag
+from rex_ray.core.types import Allocation, BoolArray, FloatArray, Problem, StepFlag, read_only
 from rex_ray.policies.base import Finding, Proposal, Reallocate
 from rex_ray.policies.limits import equal_shares, resumed_shares
 from rex_ray.policies.seams import Model, Shares
@@ -36,7 +36,7 @@ class SplineSplitState:
         memory: peaks of memory per kind and size.
         sizes: shares that the group is known to run, or None before its first step.
         num_clean: clean steps under these shares.
-        recent_log_s: log own times of the newest of those steps, shape ``[<= 32, n]``.
+        recent_s: own times of the newest of those steps, at most 32, shape ``[n]`` each.
         offer: better shares that the last review found; stands until applied or reviewed again.
         verdict: what the last review said when it found none.
         evidence: its figures.
@@ -48,7 +48,7 @@ class SplineSplitState:
     memory: MemoryBook
     sizes: tuple[int, ...] | None
     num_clean: int
-    recent_log_s: FloatArray
+    recent_s: tuple[FloatArray, ...] = ()
     offer: Reallocate | None = None
     verdict: str = "too few clean steps yet"
     evidence: Mapping[str, float] = field(default_factory=dict)
@@ -108,7 +108,6 @@ class SplineSplit:
             memory=memory,
             sizes=None,
             num_clean=0,
-            recent_log_s=_no_steps(problem.num_workers),
         )
         return shares, state
 
@@ -116,20 +115,19 @@ class SplineSplit:
         """Take a clean step into the book; review the shares when their time has come."""
         if step.flags != StepFlag.NONE:
             return replace(state, is_new=False) if state.is_new else state
-        own_s = step.own_us * 1e-6
+        own_s: FloatArray = np.multiply(step.own_us, 1e-6)
         book = state.book.observe(step.num_rows, own_s, use)
         memory = state.memory.observe(step.num_rows, step.peak_memory_bytes)
         if state.sizes is None or tuple(step.num_rows.tolist()) != state.sizes:
             return replace(state, book=book, memory=memory, is_new=False)
-        recent = np.concatenate([state.recent_log_s[1 - WINDOW :], np.log(np.maximum(own_s, 1e-6))[None]])
-        recent.setflags(write=False)
+        own_s.setflags(write=False)
         state = SplineSplitState(
             problem=state.problem,
             book=book,
             memory=memory,
             sizes=state.sizes,
             num_clean=state.num_clean + 1,
-            recent_log_s=recent,
+            recent_s=(*state.recent_s[1 - WINDOW :], own_s),
             offer=state.offer,
             verdict=state.verdict,
             evidence=state.evidence,
@@ -160,9 +158,9 @@ class SplineSplit:
         for rank, factor in factors.items():
             book = book.rescale(rank, factor)
         if len(factors) == state.problem.num_workers and len(set(factors.values())) == 1:
-            recent = state.recent_log_s + math.log(next(iter(factors.values())))
-            recent.setflags(write=False)
-            return replace(state, book=book, recent_log_s=recent)
+            factor = next(iter(factors.values()))
+            recent = tuple(read_only(own_s * factor, np.float64) for own_s in state.recent_s)
+            return replace(state, book=book, recent_s=recent)
         return self._review(replace(_unjudged(state), book=book), confident=True)
 
     def applied(self, state: SplineSplitState, applied: AllocationApplied) -> SplineSplitState:
@@ -214,30 +212,26 @@ class SplineSplit:
         A median has 1.25 times the error of a mean, and a step that resembles the last one counts for less. The
         spread is taken from the median deviation: a pause of the garbage collector is no reason to doubt the rest.
         """
-        count = len(state.recent_log_s)
+        count = len(state.recent_s)
         if count < 2:
             return _MIN_SPREAD
-        deviations = np.abs(state.recent_log_s - median(state.recent_log_s))
+        log_s = np.log(np.maximum(state.recent_s, 1e-6))
+        deviations = np.abs(log_s - median(log_s))
         spread = max(1.4826 * float(median(deviations).max()), _MIN_SPREAD)
         effective = count * (1 - self.autocorrelation) / (1 + self.autocorrelation)
         return 1.25 * spread / math.sqrt(effective)
 
 
 def _unjudged(state: SplineSplitState) -> SplineSplitState:
-    blank = _no_steps(state.problem.num_workers)
     return replace(
         state,
         num_clean=0,
-        recent_log_s=blank,
+        recent_s=(),
         offer=None,
         verdict="too few clean steps yet",
         evidence={},
         is_new=False,
     )
-
-
-def _no_steps(num_workers: int) -> FloatArray:
-    return np.zeros((0, num_workers))
 
 
 def _model(state: SplineSplitState) -> SplineModel:
