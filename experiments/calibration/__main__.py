@@ -26,7 +26,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments._harness import Findings, Settings, print_table, to_document
+from experiments._harness import Findings, Row, Settings, print_table, to_document
 from experiments.calibration._bounds import Budget, Result
 from experiments.calibration._figures import CHARTS, draw
 from experiments.calibration._goals import FIGURES, verdicts
@@ -219,8 +219,9 @@ def _print(run: _Run) -> None:
     console = Console()
     for note in run.notes:
         console.print(f"note, {note}", markup=False, highlight=False)
-    asked = [
-        row
+    # Three digits fit a terminal of eighty columns; the file has them all.
+    asked: list[Row] = [
+        {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in row.items()}
         for row, figure in zip(verdicts(run.figures, run.tables), FIGURES, strict=True)
         if figure.module in run.modules
     ]
