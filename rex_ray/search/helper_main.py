@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO, Final
 
 from rex_ray.search.dialogue import Proposer, Result, SplitSearch, run_on_curves
@@ -131,9 +132,19 @@ class _Desk:
         self._send({"op": "failed", "search": number, "reason": reason})
 
 
+def _step_aside() -> None:
+    """Give way to training: this process, and the group that Linux makes of every session (autogroup).
+
+    Sessions share the processor evenly, whatever is nice within them, and this process has one of its own.
+    """
+    os.nice(_NICE)
+    with contextlib.suppress(OSError):  # other systems have no such group, and some kernels none either
+        Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
+
+
 def main() -> None:
     """Serve until the standard input ends."""
-    os.nice(_NICE)
+    _step_aside()
     channel = _private_channel()
     logging.disable(logging.WARNING)  # Ax tells of every trial
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()

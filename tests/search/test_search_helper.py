@@ -169,6 +169,17 @@ def test_a_helper_sees_no_device_and_computes_in_one_thread(monkeypatch: pytest.
     assert {b"CUDA_VISIBLE_DEVICES=", b"OMP_NUM_THREADS=1"} <= set(seen)
 
 
+def test_a_helper_steps_aside_within_its_session_and_as_a_session(helper: SearchHelper) -> None:
+    """Linux shares the processor evenly among sessions, however nice their processes are (autogroup)."""
+    helper.start("first", 0, tiny())
+    wait_for(helper, is_over)
+    assert helper.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, helper.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    group = Path(f"/proc/{helper.pid}/autogroup")
+    if group.exists():
+        assert group.read_text().split()[-1] == str(os.getpriority(os.PRIO_PROCESS, helper.pid))
+
+
 def test_success_forgives_deaths() -> None:
     now = [0.0]
     helper = SearchHelper(HelperLimits(pause_s=5.0, max_deaths=2, answer_s=1e9), clock=lambda: now[0])
