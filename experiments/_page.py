@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from experiments._harness import Findings, Row, Settings
+from experiments._harness import Findings, Row, Scalar, Settings
 from experiments._harness import main as run
 
 __all__ = ["fill_page", "main"]
@@ -39,8 +39,14 @@ def fill_page(text: str, findings: Findings) -> str:
 def _markdown(rows: Sequence[Row]) -> str:
     columns = list(rows[0])
     lines = [columns, ["---" if isinstance(rows[0][column], str) else "---:" for column in columns]]
-    lines += [["" if row[column] is None else str(row[column]) for column in columns] for row in rows]
+    lines += [[_cell(row[column]) for column in columns] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: Scalar) -> str:
+    if value is None:
+        return ""
+    return str(value + 0.0 if isinstance(value, float) else value)  # no minus before a zero
 
 
 def main(name: str, measure: Callable[[Settings], Findings], argv: Sequence[str]) -> None:
