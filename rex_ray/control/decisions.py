@@ -16,13 +16,14 @@ from rex_ray.core.observations import Observation
 from rex_ray.core.types import Allocation, Problem
 from rex_ray.policies import base
 from rex_ray.policies.base import ChangeGlobalBatch, Decision, Finding, Keep, Proposal, Reallocate, Search
+from rex_ray.policies.limits import are_alike
 
 __all__ = ["ask", "cancel_searches", "fault_of", "publish", "publish_command"]
 
 
-_SAME_SHARES, _SAME_RATE = 0.03, 0.1
-"""Parts of the batch, and of the learning-rate factor, by which proposals differ that are one and the same advice:
-curves and noise scales move a little at every look. Growth itself leaves a rate alone that is off by less."""
+_SAME_RATE = 0.1
+"""Part of the learning-rate factor by which proposals differ that are one and the same advice: noise scales move a
+little at every look, and growth itself leaves a rate alone that is off by less."""
 
 
 class _LazyGenerator:
@@ -137,11 +138,8 @@ def _say_once(state: ControllerState, proposal: Proposal, note: Decided | Deferr
 
 
 def _is_like(one: Proposal, other: Proposal) -> bool:
-    if len(one.local_batch_sizes) != len(other.local_batch_sizes):
-        return False
-    moved = sum(abs(a - b) for a, b in zip(one.local_batch_sizes, other.local_batch_sizes, strict=True))
     is_same_rate = abs(other.lr_factor - one.lr_factor) <= _SAME_RATE * one.lr_factor
-    return moved <= _SAME_SHARES * one.global_batch_size and is_same_rate
+    return is_same_rate and are_alike(one.local_batch_sizes, other.local_batch_sizes)
 
 
 def publish(

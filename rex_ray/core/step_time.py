@@ -20,7 +20,7 @@ from rex_ray.core.changed import changed
 from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.kind_fit import KindFit, LearntShape, SizeMedians, distinct_sizes, fit_kind
 from rex_ray.core.sample_blocks import BLOCK, WINDOW, compare_blocks, slot_for, whole_blocks
-from rex_ray.core.types import FloatArray, IntArray, read_only
+from rex_ray.core.types import FloatArray, IntArray, frozen, read_only
 
 __all__ = ["WINDOW", "LearntShape", "StepTimeBook", "StepTimeCurve"]
 
@@ -81,12 +81,12 @@ class StepTimeBook:
         slots = np.zeros((n, MAX_SIZES), dtype=np.int64)
         return cls(
             devices=devices,
-            applied_scale=_frozen(np.ones(n)),
-            num_rows=_frozen(slots),
-            counts=_frozen(slots.copy()),
-            last_seen=_frozen(slots.copy()),
-            recent_s=_frozen(np.zeros((n, MAX_SIZES, WINDOW))),
-            level_s=_frozen(np.zeros((n, MAX_SIZES))),
+            applied_scale=frozen(np.ones(n)),
+            num_rows=frozen(slots),
+            counts=frozen(slots.copy()),
+            last_seen=frozen(slots.copy()),
+            recent_s=frozen(np.zeros((n, MAX_SIZES, WINDOW))),
+            level_s=frozen(np.zeros((n, MAX_SIZES))),
         )
 
     def observe(
@@ -113,7 +113,7 @@ class StepTimeBook:
                 return self.settled._take(ranks, rows, times[None])[0] if ranks.size else self
         if goes_on:
             waiting = np.concatenate([self.waiting_s, times[None]]) if len(self.waiting_s) else times[None]
-            longer = changed(self, waiting_s=_frozen(waiting))
+            longer = changed(self, waiting_s=frozen(waiting))
             return longer if len(waiting) < RUN else longer.settled
         book, _ = self.settled._take(np.arange(rows.size), rows, times[None])
         return changed(book, run_rows=read_only(rows, np.int64))
@@ -163,12 +163,12 @@ class StepTimeBook:
             scale[at[0]] *= factor
         book = StepTimeBook(
             devices=self.devices,
-            applied_scale=_frozen(scale),
-            num_rows=_frozen(sizes),
-            counts=_frozen(counts),
-            last_seen=_frozen(last_seen),
-            recent_s=_frozen(recent),
-            level_s=_frozen(level),
+            applied_scale=frozen(scale),
+            num_rows=frozen(sizes),
+            counts=frozen(counts),
+            last_seen=frozen(last_seen),
+            recent_s=frozen(recent),
+            level_s=frozen(level),
             num_observed=self.num_observed + taken,
             learnt=self.learnt,
         )
@@ -186,7 +186,7 @@ class StepTimeBook:
         scale, counts = book.applied_scale.copy(), book.counts.copy()
         scale[rank] *= factor
         counts[rank] = whole_blocks(counts[rank])
-        return replace(book, applied_scale=_frozen(scale), counts=_frozen(counts))
+        return replace(book, applied_scale=frozen(scale), counts=frozen(counts))
 
     def carry_over(self, devices: tuple[str, ...]) -> StepTimeBook:
         """Return the book of a new worker group: shapes per kind are kept, everything per rank is dropped."""
@@ -276,9 +276,3 @@ def _fit_all(book: StepTimeBook) -> dict[str, KindFit]:
     """Fit every kind that has evidence. A book compares by identity, so the newest few keep their fits."""
     fits = {device: fit_kind(book._medians(device)) for device in sorted(set(book.devices))}
     return {device: fit for device, fit in fits.items() if fit is not None}
-
-
-def _frozen(array: npt.NDArray[np.generic]) -> npt.NDArray:  # type: ignore[type-arg]
-    """Make a private array read-only in place: a book copies once per step, not twice."""
-    array.setflags(write=False)
-    return array

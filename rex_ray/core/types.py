@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,12 @@ __all__ = [
     "StepFlag",
     "StepRecord",
     "WorkerSpec",
+    "frozen",
     "read_only",
 ]
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
+AnyT = TypeVar("AnyT", bound=np.generic)
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -34,6 +36,12 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 def read_only(values: npt.NDArray[np.generic] | list[float] | list[int], dtype: npt.DTypeLike) -> npt.NDArray:  # type: ignore[type-arg]
     """Return ``values`` as a contiguous array of ``dtype`` that nobody can write to."""
     array = np.array(values, dtype=dtype)
+    array.setflags(write=False)
+    return array
+
+
+def frozen(array: npt.NDArray[AnyT]) -> npt.NDArray[AnyT]:
+    """Make a private array read-only in place: what is copied at every step need not be copied twice."""
     array.setflags(write=False)
     return array
 

@@ -8,9 +8,19 @@ from rex_ray.core.apportion import apportion
 from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.types import Allocation, IntArray, Problem
 
-__all__ = ["equal_shares", "resumed_shares", "share_bounds"]
+__all__ = ["are_alike", "equal_shares", "resumed_shares", "share_bounds"]
 
 _UNBOUNDED = 2**40
+
+_SAME_SHARES = 0.03
+"""Shares that differ by no more than this fraction of the batch in all are much the same proposal."""
+
+
+def are_alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return whether two shares of a batch are much the same: noise in the curves moves rows to and fro."""
+    if len(one) != len(other):
+        return False
+    return sum(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True)) <= _SAME_SHARES * sum(one)
 
 
 def share_bounds(problem: Problem, global_batch_size: int) -> tuple[IntArray, IntArray]:

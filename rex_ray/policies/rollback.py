@@ -13,8 +13,10 @@ import numpy as np
 from rex_ray.core.changed import changed
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import AllocationApplied, Observation, StepObserved
-from rex_ray.core.types import Allocation, IntArray, Problem, StepFlag
+from rex_ray.core.rank_tests import compare_ranks
+from rex_ray.core.types import Allocation, IntArray, Problem, StepFlag, frozen
 from rex_ray.policies.base import ChangeGlobalBatch, Decision, Finding, Keep, Policy, Proposal, Reallocate
+from rex_ray.policies.limits import are_alike
 from rex_ray.policies.patience import is_due
 
 __all__ = ["RollBack", "RollBackState"]
@@ -23,9 +25,6 @@ StateT = TypeVar("StateT")
 
 _LONGEST_BAN = 16
 """Times ``ban_steps``; each ban of a run is twice as long as the one before."""
-
-_SAME_SHARES = 0.03
-"""Shares that differ from banned ones by no more than this fraction of the batch in all are the banned ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,9 +117,7 @@ class RollBack(Generic[StateT]):
             newest_step = observation.step
             is_evidence = self._is_evidence(state, observation)
             if is_evidence:
-                own_us = observation.own_us
-                own_us.setflags(write=False)
-                recent_us = (*recent_us[1 - self.num_after :], own_us)
+                recent_us = (*recent_us[1 - self.num_after :], frozen(observation.own_us))
         state = changed(state, inner=inner, trial=trial, newest_step=newest_step, recent_us=recent_us)
         if isinstance(observation, AllocationApplied):
             return decision, self._applied(state, observation)
@@ -169,7 +166,7 @@ class RollBack(Generic[StateT]):
         recent = np.array(state.recent_us)
         old_us, new_us = np.array(state.before_us).max(axis=1), recent.max(axis=1)
         loss = float(np.median(new_us) / max(1.0, float(np.median(old_us)))) - 1.0
-        delta = float(np.sign(new_us[:, None] - old_us[None]).mean())
+        delta = float(compare_ranks([new_us], [old_us]).cliffs_delta[0])
         slowest = int(np.argmax(np.median(recent, axis=0)))
         given = state.present.local_batch_sizes[slowest] - before.local_batch_sizes[slowest]
         evidence = {"loss": loss, "effect": delta, "num_samples": float(len(recent)), "rows_given": float(given)}
@@ -210,7 +207,8 @@ class RollBack(Generic[StateT]):
             isinstance(decision, Reallocate)
             and decision.search_id is None
             and state.newest_step < state.banned_until
-            and _is_like(decision.proposal.local_batch_sizes, state.banned)
+            and state.banned is not None
+            and are_alike(decision.proposal.local_batch_sizes, state.banned)
         ):
             wait = state.banned_until - state.newest_step
             return Keep(
@@ -218,10 +216,3 @@ class RollBack(Generic[StateT]):
                 findings=decision.findings,
             )
         return decision
-
-
-def _is_like(sizes: tuple[int, ...], banned: tuple[int, ...] | None) -> bool:
-    if banned is None or len(banned) != len(sizes):
-        return False
-    moved = sum(abs(one - other) for one, other in zip(sizes, banned, strict=True))
-    return moved <= _SAME_SHARES * sum(sizes)

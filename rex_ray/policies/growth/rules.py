@@ -113,17 +113,10 @@ class GrowthRule(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrowTenPercent:
-    """A tenth more at every look while the noise scale is above the batch; no test and no goodput (SimiGrad's rule).
+class _TakenAtItsWord:
+    """A published rule that neither hopes, nor tests, nor looks back: the next look corrects the last one."""
 
-    Attributes:
-        factor: new batch over the old one.
-        window: blocks that are remembered.
-    """
-
-    factor: float = 1.1
-    window: int = 8
+    __slots__ = ()
 
     @property
     def optimism(self) -> float:
@@ -140,6 +133,19 @@ class GrowTenPercent:
         """Its authors never look back."""
         return False
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowTenPercent(_TakenAtItsWord):
+    """A tenth more at every look while the noise scale is above the batch; no test and no goodput (SimiGrad's rule).
+
+    Attributes:
+        factor: new batch over the old one.
+        window: blocks that are remembered.
+    """
+
+    factor: float = 1.1
+    window: int = 8
+
     def decide(self, view: GrowthView) -> Target | Hold:
         """Grow by a tenth, or say why not."""
         phi, now = view.blocks.noise_scale, view.num_rows
@@ -155,7 +161,7 @@ class GrowTenPercent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoodputOptimal:
+class GoodputOptimal(_TakenAtItsWord):
     """The batch of the best goodput, asked for once per epoch and taken if it is clearly better (Pollux, OSDI'21).
 
     Attributes:
@@ -167,21 +173,6 @@ class GoodputOptimal:
     min_gain: float = 0.05
     num_points: int = 50
     window: int = 8
-
-    @property
-    def optimism(self) -> float:
-        """It takes predictions as they are."""
-        return 0.0
-
-    @property
-    def is_betting(self) -> bool:
-        """It tests nothing."""
-        return False
-
-    @property
-    def is_tried(self) -> bool:
-        """The next epoch's look corrects this one's."""
-        return False
 
     def decide(self, view: GrowthView) -> Target | Hold:
         """Compare all candidates at the first look of an epoch that knows enough."""

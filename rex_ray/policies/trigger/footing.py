@@ -16,7 +16,7 @@ import numpy as np
 from rex_ray.core.changed import changed
 from rex_ray.core.median import median
 from rex_ray.core.observations import StepObserved
-from rex_ray.core.types import BoolArray, FloatArray, IntArray
+from rex_ray.core.types import BoolArray, FloatArray, IntArray, frozen
 from rex_ray.policies.seams import Model
 from rex_ray.policies.trigger.memory import (
     NUM_VISITED,
@@ -27,7 +27,6 @@ from rex_ray.policies.trigger.memory import (
     Limits,
     TriggerState,
     Watch,
-    frozen,
 )
 
 __all__ = ["MOVED", "advance", "rebase"]

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from rex_ray.core.changed import changed
 from rex_ray.core.median import median
-from rex_ray.core.types import BoolArray, FloatArray, IntArray
+from rex_ray.core.types import BoolArray, FloatArray, IntArray, frozen
 
 __all__ = [
     "BLOCK",
@@ -69,12 +68,6 @@ _TO_SD, _BLOCK_SHARE = 1.4826, 0.7
 _MEMORY = 0.99
 
 AnyT = TypeVar("AnyT", bound=np.generic)
-
-
-def frozen(array: npt.NDArray[AnyT]) -> npt.NDArray[AnyT]:
-    """Make a private array read-only in place."""
-    array.setflags(write=False)
-    return array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,12 +12,12 @@ from scipy.special import ndtri
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.rank_tests import compare_ranks, one_sided_p
-from rex_ray.core.types import BoolArray, FloatArray
+from rex_ray.core.types import BoolArray, FloatArray, frozen
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
 from rex_ray.policies.trigger.gate import expected_use_steps, stakes
 from rex_ray.policies.trigger.levels import Changes
-from rex_ray.policies.trigger.memory import LONG, NUM_LENGTHS, SETTLING, SHORT, Past, TriggerState, frozen
+from rex_ray.policies.trigger.memory import LONG, NUM_LENGTHS, SETTLING, SHORT, Past, TriggerState
 
 __all__ = ["Response"]
 

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import AllocationApplied, StepObserved
-from rex_ray.core.types import BoolArray, FloatArray, Problem, StepFlag
+from rex_ray.core.types import BoolArray, FloatArray, Problem, StepFlag, frozen
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
 from rex_ray.policies.trigger.footing import advance, rebase
@@ -32,7 +32,6 @@ from rex_ray.policies.trigger.memory import (
     Past,
     TriggerState,
     Watch,
-    frozen,
 )
 from rex_ray.policies.trigger.response import Response
 
