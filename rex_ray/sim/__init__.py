@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from rex_ray.sim.engine import Learner, Searcher, SimulatedRun, simulate
+from rex_ray.sim.engine import SimulatedRun, simulate
 from rex_ray.sim.learners import TraceLearner
 from rex_ray.sim.limits import ClusterLimits, cluster_limits
 from rex_ray.sim.oracle import Limits
 from rex_ray.sim.recorded import RecordedRun, compare_decisions, feed_recorded
 from rex_ray.sim.scripted_oracle import OracleRun, ScriptedOracle, oracle_run
+from rex_ray.sim.seams import Learner, Searcher, StepNorms
 from rex_ray.sim.step_times import StepTimes
 from rex_ray.sim.world import Scenario, mixed_cluster
 
@@ -21,6 +22,7 @@ __all__ = [
     "ScriptedOracle",
     "Searcher",
     "SimulatedRun",
+    "StepNorms",
     "StepTimes",
     "TraceLearner",
     "cluster_limits",

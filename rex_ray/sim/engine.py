@@ -6,9 +6,7 @@ events and commands are the production code's. Training itself is not simulated:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -20,9 +18,10 @@ from rex_ray.control.notes import Note
 from rex_ray.core.apportion import rows_per_rank
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import Allocation, FloatArray, StepFlag, StepRecord
+from rex_ray.sim.seams import Learner, Searcher
 from rex_ray.sim.world import Scenario
 
-__all__ = ["Learner", "Searcher", "SimulatedRun", "simulate"]
+__all__ = ["SimulatedRun", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,33 +45,6 @@ class SimulatedRun:
     events: tuple[Event, ...]
     notes: tuple[Note, ...]
     total_s: float
-
-
-class Learner(Protocol):
-    """What training would make of the steps: gradient norms for the controller to see, and progress."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the target is reached; the run ends there."""
-        ...
-
-    def norms(self, step: int, num_rows: Sequence[int]) -> tuple[FloatArray, float] | None:
-        """Return ``|g_i|^2 b_i`` per rank, shape ``[n]``, and ``|g|^2`` of this step; None where not measured."""
-        ...
-
-    def advance(self, num_rows: int, lr_factor: float) -> None:
-        """Take one optimizer step of so many rows."""
-        ...
-
-
-class Searcher(Protocol):
-    """Who runs searches. Answers arrive ``latency_steps`` later, as they do from a live helper process."""
-
-    latency_steps: int
-
-    def carry_out(self, command: StartSearch | TellTrial | CancelSearch) -> Sequence[Event]:
-        """Take a command; return the events that it leads to."""
-        ...
 
 
 def simulate(
@@ -201,9 +173,9 @@ class _Group:
                 compute_s=own[rank].compute_s,
                 sync_s=step_s - float(own_s[rank]),
                 step_s=step_s,
-                weighted_sq_norm=None if norms is None else float(norms[0][rank]),
-                num_groups=int(rows[rank] > 0),
-                global_sq_norm=None if norms is None or rank else norms[1],
+                weighted_sq_norm=None if norms is None else float(norms.weighted_sq_norm[rank]),
+                num_groups=int(rows[rank] > 0) if norms is None else int(norms.num_groups[rank]),
+                global_sq_norm=None if norms is None or rank else norms.global_sq_norm,
                 flags=flags,
             )
             for rank in range(len(rows))

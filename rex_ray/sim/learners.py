@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rex_ray.core.errors import ConfigError
-from rex_ray.core.types import FloatArray
+from rex_ray.core.types import frozen
 from rex_ray.scenario.learning import LearningCurve
 from rex_ray.sim.gradients import NoisyGradients
+from rex_ray.sim.seams import StepNorms
 
 __all__ = ["TraceLearner"]
 
@@ -54,11 +57,13 @@ class TraceLearner:
         """The true ``phi`` at the present progress, in rows."""
         return float(self.learning.noise_scale_at(self.progress_rows))
 
-    def norms(self, step: int, num_rows: Sequence[int]) -> tuple[FloatArray, float] | None:
-        """Return ``b_i |g_i|^2`` per rank, shape ``[n]``, and ``|g|^2``; None where this step is not measured."""
+    def norms(self, step: int, num_rows: Sequence[int]) -> StepNorms | None:
+        """Return the norms of a step, a rank's rows being one group; None where this step is not measured."""
         if self.gradients is None or step % self.norm_interval_steps:
             return None
-        return self.gradients.draw(step, self.noise_scale, num_rows)
+        weighted, reduced = self.gradients.draw(step, self.noise_scale, num_rows)
+        groups = frozen(np.array([int(rows > 0) for rows in num_rows], dtype=np.int64))
+        return StepNorms(weighted_sq_norm=weighted, num_groups=groups, global_sq_norm=reduced)
 
     def advance(self, num_rows: int, lr_factor: float) -> None:
         """Take one optimizer step of so many rows at a learning-rate factor relative to the reference batch."""

@@ -12,7 +12,7 @@ from rex_ray.control.reading import read_journal
 from rex_ray.control.replay import replay
 from rex_ray.control.vocabulary import CODEC
 from rex_ray.policies.registry import make_policy
-from rex_ray.sim import Scenario, SimulatedRun, compare_decisions, feed_recorded, mixed_cluster, simulate
+from rex_ray.sim import Scenario, SimulatedRun, StepNorms, compare_decisions, feed_recorded, mixed_cluster, simulate
 from rex_ray.sim.gradients import NoisyGradients
 
 ALONE = {"search": "off", "trigger": "off"}
@@ -28,7 +28,11 @@ class Noisy:
         self.gradients = NoisyGradients(seed=seed)
 
     def norms(self, step, num_rows):
-        return None if step % 4 else self.gradients.draw(step, self.noise_scale, num_rows)
+        if step % 4:
+            return None
+        weighted, reduced = self.gradients.draw(step, self.noise_scale, num_rows)
+        groups = np.array([int(rows > 0) for rows in num_rows])
+        return StepNorms(weighted_sq_norm=weighted, num_groups=groups, global_sq_norm=reduced)
 
     def advance(self, num_rows, lr_factor):
         pass

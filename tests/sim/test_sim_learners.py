@@ -71,7 +71,8 @@ def test_norms_carry_the_noise_scale_of_the_present_progress():
     rows = np.array([100, 200, 300, 400])
     trace = sq_norm = 0.0
     for step in range(3000):
-        weighted, reduced = mine.norms(step, rows.tolist())
+        norms = mine.norms(step, rows.tolist())
+        weighted, reduced = norms.weighted_sq_norm, norms.global_sq_norm
         moments = estimate_gradient_moments(weighted / rows, rows, reduced)
         trace, sq_norm = trace + moments.noise_trace, sq_norm + moments.sq_norm
     assert trace / sq_norm == pytest.approx(mine.noise_scale, rel=0.15)
