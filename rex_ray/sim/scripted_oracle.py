@@ -96,6 +96,11 @@ class ScriptedOracle:
             start, place = stop, place + 1
         return result + self.network.all_reduce_s(len(self.timelines))
 
+    @property
+    def slowdowns(self) -> FloatArray:
+        """The script's true factor per step and rank, shape ``[num_steps, n]``."""
+        return self._true
+
     def pieces(self) -> Iterator[tuple[int, list[float]]]:
         """Yield the script piece by piece: steps without an event, and the true factor per rank in them."""
         for start, stop in pairwise(self._borders.tolist()):

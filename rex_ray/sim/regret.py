@@ -1,0 +1,271 @@
+"""Where a run lost its time against the oracle: every second of it under one name, and they add up exactly.
+
+Step times are telescoped at the very same rows and noise: from the shares that ran, over those that had been published,
+and those that were right for the world they were decided in, to the exact split for the world as it was. What is left
+then are the batches: the learning rate that went with them, and that they were not the oracle's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from rex_ray.control.notes import Decided
+from rex_ray.core.apportion import rows_per_rank
+from rex_ray.core.errors import ConfigError
+from rex_ray.core.types import FloatArray, IntArray
+from rex_ray.policies.limits import equal_shares
+from rex_ray.scenario.learning import LearningCurve
+from rex_ray.sim.engine import SimulatedRun
+from rex_ray.sim.learners import TraceLearner
+from rex_ray.sim.scripted_oracle import ScriptedOracle
+from rex_ray.sim.world import Scenario
+
+__all__ = ["Ledger", "ledger"]
+
+_SAME_TIME = 1e-6
+"""A run's time and that of its steps with the charges agree to this fraction, or something was charged that the
+ledger was not told of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Seconds lost to the oracle by cause; a part is negative where that made the run faster.
+
+    Attributes:
+        sensing_s: the published shares are right for a world that has changed since they were decided.
+        lag_s: other shares of the same batch are published and not yet in effect.
+        spline_s: the published shares are not the exact split for the world that they were decided in.
+        exploration_s: the same while nothing but equal shares was ever asked for, and where shares are a trial's.
+        growth_s: the batches were not the oracle's; with ``rate_s`` unknown, that as well.
+        rate_s: the learning rate allowed less progress than the rows could make; None: nobody knows what they could.
+        charged_s: control's own cost.
+    """
+
+    sensing_s: float
+    lag_s: float
+    spline_s: float
+    exploration_s: float
+    growth_s: float
+    rate_s: float | None = None
+    charged_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """The whole loss."""
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, float]:
+        """Return the parts by name, in seconds."""
+        shares = {
+            "sensing": self.sensing_s,
+            "lag": self.lag_s,
+            "spline": self.spline_s,
+            "exploration": self.exploration_s,
+        }
+        rate = {} if self.rate_s is None else {"rate": self.rate_s}
+        return {**shares, "growth": self.growth_s, **rate, "charged": self.charged_s}
+
+
+def ledger(
+    run: SimulatedRun,
+    scenario: Scenario,
+    *,
+    oracle_s: float,
+    learning: LearningCurve | None = None,
+    charged_s: float = 0.0,
+) -> Ledger:
+    """Split ``run.total_s - oracle_s`` into its causes.
+
+    Args:
+        run: a whole run, from a fresh group on.
+        scenario: the world that it ran in.
+        oracle_s: what the oracle takes to the same end, see ``oracle_run``.
+        learning: the curve that a ``TraceLearner`` made progress by; None: training itself did, and what a learning
+            rate withholds cannot be told from what a batch does.
+        charged_s: part of the run's time that was charged for control and is in no step's duration.
+
+    Raises:
+        ConfigError: the charges do not account for the difference between the run's time and that of its steps.
+    """
+    steps_s = float(run.step_s.sum())
+    if abs(run.total_s - steps_s - charged_s) > _SAME_TIME * run.total_s:
+        raise ConfigError(
+            f"a run of {run.total_s:.6g} s has steps of {steps_s:.6g} s and charges of {charged_s:.6g} s: pass what "
+            "was charged beside the steps as charged_s"
+        )
+    books = _Books(run=run, scenario=scenario)
+    for piece in books.pieces():
+        books.enter(piece)
+    rate_s = None
+    if learning is not None:
+        used = _share_of_progress(run, learning, scenario.problem.global_batch_size)
+        rate_s = float((books.exact_s * (1 - used)).sum())
+    known_s = books.sensing_s + books.lag_s + books.spline_s + books.exploration_s + (rate_s or 0.0) + charged_s
+    return Ledger(
+        sensing_s=books.sensing_s,
+        lag_s=books.lag_s,
+        spline_s=books.spline_s,
+        exploration_s=books.exploration_s,
+        growth_s=run.total_s - oracle_s - known_s,
+        rate_s=rate_s,
+        charged_s=charged_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Published:
+    """Shares that were asked for.
+
+    Attributes:
+        step: newest step known at the decision, -1 before the first one.
+        shares: rows per rank.
+        is_exploring: nothing is known yet, or they are run to be timed.
+        world_step: a step of the world that they are right for.
+    """
+
+    step: int
+    shares: tuple[int, ...]
+    is_exploring: bool
+    world_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Consecutive steps of the same rows, shares and speeds: ``start <= step < stop``."""
+
+    start: int
+    stop: int
+    in_force: tuple[int, ...]
+    published: _Published
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Books:
+    run: SimulatedRun
+    scenario: Scenario
+    sensing_s: float = 0.0
+    lag_s: float = 0.0
+    spline_s: float = 0.0
+    exploration_s: float = 0.0
+    exact_s: FloatArray = field(init=False)
+    _oracle: ScriptedOracle = field(init=False)
+    _rows: IntArray = field(init=False)
+    _noise: FloatArray = field(init=False)
+    _sync_s: FloatArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        run, lines = self.run, self.scenario.timelines
+        self._oracle = ScriptedOracle(timelines=lines, network=self.scenario.network, num_steps=len(run.steps))
+        # An epoch's last rows may be fewer than workers, which no split of the oracle's knows.
+        self._rows = np.array([max(int(step.num_rows.sum()), len(lines)) for step in run.steps])
+        self._noise = np.ones_like(run.own_s)
+        self._sync_s = run.step_s - run.own_s.max(axis=1)
+        self.exact_s = np.zeros_like(run.step_s)
+
+    def pieces(self) -> Iterator[_Piece]:
+        """Cut the run wherever anything but noise changes."""
+        num_steps, switches = len(self.run.steps), dict(self.run.allocations)
+        published = self._published()
+        speeds = self._oracle.slowdowns
+        borders = {0, num_steps, *switches, *(min(item.step + 1, num_steps) for item in published)}
+        borders |= set((np.flatnonzero(np.diff(self._rows)) + 1).tolist())
+        borders |= set((np.flatnonzero((np.diff(speeds, axis=0) != 0).any(axis=1)) + 1).tolist())
+        newest, in_force = 0, published[0].shares
+        for start, stop in pairwise(sorted(borders)):
+            in_force = switches[start].local_batch_sizes if start in switches else in_force
+            while newest + 1 < len(published) and published[newest + 1].step < start:
+                newest += 1
+            asked = newest
+            # Rows of another batch are growth's: its shares are no answer to these.
+            while asked and sum(published[asked].shares) != sum(in_force):
+                asked -= 1
+            yield _Piece(start=start, stop=stop, in_force=in_force, published=published[asked])
+
+    def enter(self, piece: _Piece) -> None:
+        """Enter a piece's seconds: from what ran to the exact split of the moment."""
+        steps, rows = slice(piece.start, piece.stop), int(self._rows[piece.start])
+        ran = rows_per_rank(rows, piece.in_force)
+        own_s = self.run.own_s[steps]
+        quiet_s = self._quiet_s(ran, piece.start)
+        has_rows = quiet_s > 0
+        self._noise[steps, has_rows] = own_s[:, has_rows] / quiet_s[has_rows]
+        for rank in np.flatnonzero(~has_rows).tolist():
+            line = self.scenario.timelines[rank]
+            drawn = [line.noise.factor(line.seed, rank, step) for step in range(piece.start, piece.stop)]
+            self._noise[steps, rank] = drawn
+        right = self._oracle.shares(rows, piece.published.world_step)
+        waited_s = self._slowest_s(rows_per_rank(rows, piece.published.shares), piece)
+        believed_s = self._slowest_s(right, piece)
+        exact_s = self._slowest_s(self._oracle.shares(rows, piece.start), piece)
+        self.lag_s += float((own_s.max(axis=1) - waited_s).sum())
+        missed_s = float((waited_s - believed_s).sum())
+        if piece.published.is_exploring:
+            self.exploration_s += missed_s
+        else:
+            self.spline_s += missed_s
+        self.sensing_s += float((believed_s - exact_s).sum())
+        self.exact_s[steps] = exact_s + self._sync_s[steps]
+
+    def _slowest_s(self, shares: tuple[int, ...], piece: _Piece) -> FloatArray:
+        own_s = self._noise[piece.start : piece.stop] * self._quiet_s(shares, piece.start)
+        slowest: FloatArray = own_s.max(axis=1)
+        return slowest
+
+    def _quiet_s(self, shares: tuple[int, ...], step: int) -> FloatArray:
+        speeds = self._oracle.slowdowns[step].tolist()
+        lines = self.scenario.timelines
+        return np.array(
+            [
+                line.quiet_time_s(rows, shares, slowdown=factor)
+                for line, rows, factor in zip(lines, shares, speeds, strict=True)
+            ]
+        )
+
+    def _published(self) -> list[_Published]:
+        """Return all shares that were asked for, in order, each with the world that it is right for.
+
+        That is the world at the decision, or the one that the shares before it were right for, whichever fits better:
+        a batch may grow before an episode has been noticed.
+        """
+        decided = {note.version: note for note in self.run.notes if isinstance(note, Decided)}
+        asked: dict[int, tuple[int, tuple[int, ...], str]] = {}
+        for first_step, allocation in self.run.allocations:
+            note = decided.get(allocation.version)
+            step = first_step - 1 if note is None else note.step
+            kind = "first" if note is None else note.kind
+            asked[allocation.version] = (step, allocation.local_batch_sizes, kind)
+        for version, note in decided.items():
+            if version is not None and note.proposal is not None and version not in asked:
+                asked[version] = (note.step, note.proposal.local_batch_sizes, note.kind)
+        found: list[_Published] = []
+        is_ignorant, world_step, last = True, 0, len(self.run.steps) - 1
+        for _, (step, shares, kind) in sorted(asked.items()):
+            is_ignorant = is_ignorant and shares == equal_shares(self.scenario.problem, sum(shares))
+            here = min(max(step, 0), last)
+            world_step = min((here, world_step), key=lambda at: self._excess(shares, at))
+            is_exploring = is_ignorant or kind == "trial"
+            found.append(_Published(step=step, shares=shares, is_exploring=is_exploring, world_step=world_step))
+        return found
+
+    def _excess(self, shares: tuple[int, ...], step: int) -> float:
+        """Return how many times as long as the exact split the shares take in the world of a step."""
+        exact = self._oracle.shares(sum(shares), step)
+        return float(self._quiet_s(shares, step).max() / self._quiet_s(exact, step).max())
+
+
+def _share_of_progress(run: SimulatedRun, learning: LearningCurve, reference_batch_size: int) -> FloatArray:
+    """Return the progress of every step as a part of what its rows could have made, shape ``[steps]``."""
+    replayed = TraceLearner(learning=learning, reference_batch_size=reference_batch_size)
+    switches = dict(run.allocations)
+    shares, factor = [], 1.0
+    for index, step in enumerate(run.steps):
+        factor = switches[index].lr_factor if index in switches else factor
+        rows, before = int(step.num_rows.sum()), replayed.progress_rows
+        possible = rows * float(learning.efficiency(rows, replayed.noise_scale))
+        replayed.advance(rows, factor)
+        shares.append((replayed.progress_rows - before) / possible)
+    return np.array(shares)
