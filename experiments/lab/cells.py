@@ -30,6 +30,7 @@ class Cell:
         noise: ``"quiet"``, ``"dedicated"`` or ``"shared"``.
         disturbance: who slows down when, see ``experiments.lab.worlds``; ``"none"``, ``"random:1"`` (episodes per 1,000
             worker-steps), ...
+        search: who answers the policy's searches: ``"helper"``, the live process with the real Ax, or ``"none"``.
         options: of the policy, beside those that the method sets.
     """
 
@@ -42,6 +43,7 @@ class Cell:
     network: str = "T4"
     noise: str = "dedicated"
     disturbance: str = "none"
+    search: str = "none"
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
     @property
@@ -70,8 +72,10 @@ class Result:
         num_switches: allocations that were put in place after the first.
         imbalance: mean over steps of ``max t / mean t - 1``.
         rii: resource inefficiency, ``1 - sum B_k / (sum T_k sum_i max_b b / t_i(b))``, see ``docs/results.md``.
-        rii_wait: part of the workers' time spent waiting for the slowest, ``sum (T_k - t_ik) / (n sum T_k)``.
+        rii_wait: part of the workers' time spent waiting for the slowest and for the reduction,
+            ``sum (T_k - t_ik) / (n sum T_k)``.
         charged_s: virtual seconds charged for control: switches, probes, searches.
+        swept_s: virtual seconds of the sweep that found the best fixed batch, which are not in ``total_s``.
         lost_s: parts of the loss against the oracle, by name; they sum to ``total - oracle``. Empty: none was asked.
     """
 
@@ -87,6 +91,7 @@ class Result:
     rii: float
     rii_wait: float
     charged_s: float = 0.0
+    swept_s: float = 0.0
     lost_s: Mapping[str, float] = field(default_factory=dict)
 
     def row(self) -> Row:
@@ -95,3 +100,12 @@ class Result:
             name: value for name, value in asdict(self).items() if not isinstance(value, Mapping)
         }
         return values | {f"lost_{name}_s": value for name, value in self.lost_s.items()}
+
+    def to_json(self) -> str:
+        """Return the result as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Result:
+        """Return what ``to_json`` wrote."""
+        return cls(**json.loads(text))

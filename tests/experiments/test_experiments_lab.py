@@ -1,0 +1,91 @@
+"""Cells: equal ones give equal results, and the controls stand where the limits say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.lab.cells import Cell, Result
+from experiments.lab.fixed import BATCH_OPTION, PILOT_SEEDS, chosen, fixed_shares, pilot_cells
+from experiments.lab.play import play
+from rex_ray.core.errors import ConfigError
+from rex_ray.scenario import load_learning, load_network, load_profile, parse_cluster
+from rex_ray.sim import Limits, StepTimes
+
+CELL = Cell(method="bsp", workload="resnet18", cluster="2xT4,2xV100-gavel", noise="quiet")
+
+
+@pytest.fixture(scope="module")
+def limits():
+    profiles = [load_profile(device, "resnet18") for device in parse_cluster(CELL.cluster)]
+    return Limits(load_learning("resnet18"), StepTimes(profiles, load_network("resnet18")), 256)
+
+
+def test_a_result_survives_its_file():
+    result = play(replace(CELL, method="oracle"))
+    assert Result.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize("method", ["oracle", "oracle_delayed", "best_fixed_equal", "best_fixed_balanced"])
+def test_without_noise_the_controls_take_what_the_limits_say(limits, method):
+    shortest_s = {
+        "best_fixed_equal": limits.best_fixed_equal.time_s,
+        "best_fixed_balanced": limits.best_fixed_balanced.time_s,
+    }.get(method, limits.oracle_s)
+    cell = replace(CELL, method=method)
+    if method.startswith("best_fixed"):
+        batch = getattr(limits, method).global_batch_size
+        cell = replace(cell, options={BATCH_OPTION: batch})
+        assert sum(fixed_shares(cell)) == batch
+    result = play(cell)
+    # Whole steps, and an epoch's last batch in the same shares, are what the integral leaves out.
+    assert result.total_s == pytest.approx(shortest_s, rel=0.02)
+    assert result.tta_s == result.total_s
+
+
+def test_no_control_beats_the_oracle_and_being_late_costs():
+    cell = replace(CELL, noise="dedicated", disturbance="random:2.4")
+    oracle, late, balanced = (
+        play(replace(cell, method=method, options=options)).total_s
+        for method, options in [("oracle", {}), ("oracle_delayed", {}), ("best_fixed_balanced", {BATCH_OPTION: 636})]
+    )
+    assert oracle < late < balanced
+
+
+def test_the_sweep_is_on_pilot_seeds_and_takes_the_fastest():
+    cell = replace(CELL, method="best_fixed_equal")
+    pilots = pilot_cells(cell)
+    assert {pilot.seed for pilot in pilots} == set(PILOT_SEEDS)
+    batches = {pilot.options[BATCH_OPTION] for pilot in pilots}
+    assert {256, 512} <= batches
+    blank = play(replace(cell, options={BATCH_OPTION: 256}))
+    found = {
+        pilot.key: replace(blank, tta_s=100.0 if pilot.options[BATCH_OPTION] == 512 else 200.0, total_s=200.0)
+        for pilot in pilots
+    }
+    settled, swept_s = chosen(cell, found)
+    assert settled == replace(cell, options={BATCH_OPTION: 512})
+    assert swept_s == 200.0 * len(batches)
+    with pytest.raises(ConfigError, match="pilot seeds"):
+        pilot_cells(replace(cell, seed=PILOT_SEEDS[0]))
+
+
+def test_a_batch_that_misses_the_target_is_chosen_last():
+    cell = replace(CELL, method="best_fixed_equal", learner="a task")
+    pilots = pilot_cells(cell)
+    blank = play(replace(CELL, method="oracle"))
+    found = {
+        pilot.key: replace(blank, tta_s=None if pilot.options[BATCH_OPTION] != 512 else 1e6, final_metric=0.9)
+        for pilot in pilots
+    }
+    assert chosen(cell, found)[0].options[BATCH_OPTION] == 512
+
+
+def test_what_there_is_not_is_named():
+    for wrong in (replace(CELL, method="rexx"), replace(CELL, learner="mnist"), replace(CELL, search="yes")):
+        with pytest.raises(ConfigError):
+            play(wrong)
+    tight = replace(CELL, method="best_fixed_equal", global_batch_size=2048)
+    with pytest.raises(ConfigError, match="2048"):
+        play(tight)
