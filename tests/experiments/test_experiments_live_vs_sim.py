@@ -1,4 +1,4 @@
-"""Comparing two runs' changes: what counts as the same, and that a simulation agrees with itself and not with others."""
+"""Comparing two runs' changes: what counts as the same; a simulation agrees with itself and not with others."""
 
 from __future__ import annotations
 
