@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ray.train import Result, RunConfig, ScalingConfig
 
@@ -21,6 +21,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, global_batch_size: 
     parser.add_argument("--use-gpu", action="store_true", help="one CUDA device per worker")
     parser.add_argument("--policy", default="rex", help=f"one of {', '.join(policy_names())} (default: rex)")
     parser.add_argument("--global-batch-size", type=int, default=global_batch_size, help="rows per optimizer step")
+    parser.add_argument("--max-global-batch-size", type=int, help="growth stops there (default: 8 times the batch)")
     parser.add_argument("--num-epochs", type=int, default=num_epochs, help=f"(default: {num_epochs})")
     parser.add_argument("--loader-processes", type=int, default=0, help="loader processes per worker (default: 0)")
     parser.add_argument("--seed", type=int, default=0)
@@ -29,10 +30,29 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, global_batch_size: 
 
 
 def launch(
-    name: str, train_loop: Callable[[dict[str, Any]], None], loop_config: Mapping[str, Any], options: argparse.Namespace
+    name: str,
+    train_loop: Callable[[dict[str, Any]], None],
+    loop_config: Mapping[str, Any],
+    options: argparse.Namespace,
+    *,
+    weight_by: Literal["samples", "tokens"] = "samples",
 ) -> Result:
-    """Train ``train_loop`` on the Ray cluster at hand, as the command line says."""
-    rex_config = RexConfig(global_batch_size=options.global_batch_size, policy=options.policy, seed=options.seed)
+    """Train ``train_loop`` on the Ray cluster at hand, as the command line says.
+
+    Args:
+        name: of the run's folder, before the policy's.
+        train_loop: the workload's loop.
+        loop_config: given to it.
+        options: what ``add_common_arguments`` parsed.
+        weight_by: see ``RexConfig``.
+    """
+    rex_config = RexConfig(
+        global_batch_size=options.global_batch_size,
+        max_global_batch_size=options.max_global_batch_size,
+        policy=options.policy,
+        seed=options.seed,
+        weight_by=weight_by,
+    )
     selector = {rex_config.device_label: options.label_selector} if options.label_selector else None
     trainer = RexTrainer(
         train_loop,

@@ -9,7 +9,6 @@ once to the machine that starts the run, which is enough when all workers run th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from torch.utils.data import Dataset
 from rex_ray import get_session
 from rex_ray.core.errors import ConfigError
 from workloads.idx import find_idx, read_idx
+from workloads.images import count_correct
 
-__all__ = ["FashionMNIST", "SmallCNN", "evaluate", "load_split", "main", "train_loop"]
+__all__ = ["FashionMNIST", "SmallCNN", "load_split", "main", "train_loop"]
 
 CACHE = Path.home() / ".cache" / "rex_ray" / "fashion_mnist"
 _PREFIX = {"train": "train", "test": "t10k"}
@@ -107,18 +107,6 @@ def download() -> Path:
     return CACHE
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, loader: Iterable[Any]) -> tuple[int, int]:
-    """Count correct predictions and rows of this rank's part of the test set."""
-    model.eval()
-    correct = count = 0
-    for images, labels in loader:
-        correct += int((model(images).argmax(dim=1) == labels).sum())
-        count += len(labels)
-    model.train()
-    return correct, count
-
-
 def train_loop(config: dict[str, Any]) -> None:
     """Train on one worker.
 
@@ -139,7 +127,7 @@ def train_loop(config: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        correct, count = evaluate(session.unwrap(model), session.eval_loader(test_set))
+        correct, count = count_correct(session.unwrap(model), session.eval_loader(test_set))
         session.report({"accuracy": session.pool(correct, count)})
 
 
