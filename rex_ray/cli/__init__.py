@@ -1,4 +1,4 @@
-"""The command line: ``rex-ray demo | plan | replay | report | env``.
+"""The command line: ``rex-ray demo | plan | simulate | replay | report | env``.
 
 Everything heavy is imported inside the command that needs it: ``rex-ray --help`` answers at once.
 """
@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rex_ray.cli import forecasts, journals
 from rex_ray.core.errors import ConfigError, RexError
 
 __all__ = ["app", "main"]
 
-EXIT_DIFFERENT = 1
 EXIT_USER_ERROR = 2
 
 app = typer.Typer(
@@ -30,13 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-RunArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN", help="A run's storage folder, or the rex_ray or journal folder inside it.", show_default=False
-    ),
-]
 
 
 def _print_version(asked: bool) -> None:
@@ -113,71 +106,8 @@ def _worker_counts(entries: list[str]) -> dict[str, int]:
     return counts
 
 
-@app.command()
-def plan(
-    cluster: Annotated[
-        str, typer.Option("--cluster", "-c", metavar="COUNTxDEVICE,...", help="Devices, e.g. 4xT4,4xV100.")
-    ],
-    workload: Annotated[str, typer.Option("--workload", "-w", help="What is trained, e.g. resnet50.")],
-    limits: Annotated[
-        bool, typer.Option("--limits", help="The most that any method can give, against fixed batches.")
-    ] = False,
-    global_batch_size: Annotated[
-        int | None,
-        typer.Option("--global-batch-size", "-b", min=1, help="Rows per step.", show_default="the profile's reference"),
-    ] = None,
-    network: Annotated[
-        str, typer.Option(help="Kind of device whose measured all-reduce times count, or 'none'.")
-    ] = "T4",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-) -> None:
-    """Predict, from public profiles alone: the split of one batch, or with --limits what is attainable at all."""
-    from rex_ray.cli import planning  # noqa: PLC0415
-
-    if limits and not as_json:
-        planning.print_limits(cluster, workload, global_batch_size, network, Console())
-        return
-    document = planning.limits_document if limits else planning.plan_document
-    found = document(cluster, workload, global_batch_size, network)
-    if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    else:
-        planning.print_plan(found, Console())
-
-
-@app.command()
-def replay(
-    run: RunArgument,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit with 1 unless every command and note comes out the same.")
-    ] = False,
-) -> None:
-    """Feed a run's journal to a fresh controller: its decisions, and whether they come out the same."""
-    from rex_ray.cli.replaying import replay_run  # noqa: PLC0415
-
-    if not replay_run(run, Console()) and check:
-        raise typer.Exit(EXIT_DIFFERENT)
-
-
-@app.command()
-def report(
-    run: RunArgument,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write.", show_default="RUN/report.html")
-    ] = None,
-) -> None:
-    """Write one self-contained HTML page on a run."""
-    from rex_ray.report.html import render_html  # noqa: PLC0415
-    from rex_ray.report.load import load_run  # noqa: PLC0415
-
-    page = render_html(load_run(run))
-    target = run / "report.html" if output is None else output
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}; choose another file with --output") from error
-    sys.stdout.write(f"{target}\n")
+for _command in (forecasts.plan, forecasts.simulate, journals.replay, journals.report):
+    app.command()(_command)
 
 
 @app.command()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import groupby
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rex_ray.cli.words import hours, network_line, range_text, rows_by_device, shares_text, source_text
 from rex_ray.core.errors import ConfigError, InfeasibleError
-from rex_ray.scenario import Source, learning_names, load_learning, load_profile, optimal_split, parse_cluster
-from rex_ray.sim.limits import NO_NETWORK, ClusterLimits, cluster_limits, network_model
+from rex_ray.scenario import learning_names, load_learning, load_profile, optimal_split, parse_cluster
+from rex_ray.sim.limits import ClusterLimits, cluster_limits, network_model
 from rex_ray.sim.oracle import FixedBatch
 
 __all__ = ["limits_document", "plan_document", "print_limits", "print_plan"]
@@ -39,7 +39,7 @@ def print_limits(cluster: str, workload: str, global_batch_size: int | None, net
     )
     table = Table("who", "batch", "shares", "hours", "oracle saves", box=None)
     low, high = found.oracle_batches
-    table.add_row("oracle", f"{low}" if low == high else f"{low} to {high}", "exact split", _hours(found.oracle_s), "")
+    table.add_row("oracle", range_text(low, high), "exact split", hours(found.oracle_s), "")
     for name, shares, best in (
         ("best fixed balanced", "exact split", found.best_fixed_balanced),
         ("best fixed filled", "equal until full", found.best_fixed_filled),
@@ -91,13 +91,12 @@ def print_plan(found: dict[str, object], console: Console) -> None:
     for name in ("balanced", "equal"):
         split = found[name]
         if isinstance(split, dict):
-            rows = ", ".join(f"{device} {low}" if low == high else f"{device} {low}-{high}"
-                             for device, low, high in split["rows_by_device"])  # fmt: skip
+            rows = shares_text(split["rows_by_device"])
             table.add_row(name, rows, f"{1000 * split['step_s']:.0f} ms", f"{100 * split['imbalance']:.1f} %")
         else:
             table.add_row(name, "do not fit the smallest device", "", "")
     console.print(table)
-    console.print(f"[dim]{escape(_network_line(str(found['network'])))}[/]", soft_wrap=True)
+    console.print(f"[dim]{escape(network_line(str(found['network'])))}[/]", soft_wrap=True)
 
 
 def _reference_batch(workload: str, num_workers: int) -> int:
@@ -109,14 +108,9 @@ def _reference_batch(workload: str, num_workers: int) -> int:
 def _split_document(
     devices: Sequence[str], rows: Sequence[int], own_s: Sequence[float], sync_s: float
 ) -> dict[str, object]:
-    ranges = []
-    start = 0
-    for device, run in groupby(devices):
-        shares = rows[start : (start := start + len(list(run)))]
-        ranges.append((device, min(shares), max(shares)))
     return {
         "local_batch_sizes": list(rows),
-        "rows_by_device": ranges,
+        "rows_by_device": rows_by_device(devices, rows),
         "step_s": max(own_s) + sync_s,
         "imbalance": max(max(own_s) * len(own_s) / sum(own_s) - 1, 0.0),  # sums round
     }
@@ -131,17 +125,7 @@ def _fixed_cells(
 ) -> tuple[str, str, str, str]:
     if fixed is None:
         return ("" if batch is None else str(batch), shares, "does not fit", "")
-    return (str(fixed.global_batch_size), shares, _hours(fixed.time_s), f"{100 * found.saving(fixed.time_s):.1f} %")
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.2f}"
-
-
-def _network_line(network: str) -> str:
-    if network == NO_NETWORK:
-        return "network: an all-reduce that takes no time (--network none)"
-    return f"network: the measured all-reduce between {network} nodes, not overlapped with the backward pass"
+    return (str(fixed.global_batch_size), shares, hours(fixed.time_s), f"{100 * found.saving(fixed.time_s):.1f} %")
 
 
 def _assumptions(found: ClusterLimits) -> list[str]:
@@ -151,11 +135,7 @@ def _assumptions(found: ClusterLimits) -> list[str]:
     )
     return [
         growth,
-        _network_line(found.network),
+        network_line(found.network),
         "no noise, no slowdowns, no time to learn or to switch; every batch with a learning rate that is right for it",
-        *(f"source: {_source_text(source)}" for source in found.sources),
+        *(f"source: {source_text(source)}" for source in found.sources),
     ]
-
-
-def _source_text(source: Source) -> str:
-    return f"{source.repo} {source.path} at {source.commit[:12]}"

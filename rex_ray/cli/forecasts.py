@@ -1,0 +1,111 @@
+"""The commands about runs that were never made: ``rex-ray plan`` and ``rex-ray simulate``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+__all__ = ["plan", "simulate"]
+
+ClusterOption = Annotated[
+    str, typer.Option("--cluster", "-c", metavar="COUNTxDEVICE,...", help="Devices, e.g. 4xT4,4xV100.")
+]
+WorkloadOption = Annotated[str, typer.Option("--workload", "-w", help="What is trained, e.g. resnet50.")]
+BatchOption = Annotated[
+    int | None,
+    typer.Option("--global-batch-size", "-b", min=1, help="Rows per step.", show_default="the profile's reference"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+def plan(
+    cluster: ClusterOption,
+    workload: WorkloadOption,
+    limits: Annotated[
+        bool, typer.Option("--limits", help="The most that any method can give, against fixed batches.")
+    ] = False,
+    global_batch_size: BatchOption = None,
+    network: Annotated[
+        str, typer.Option(help="Kind of device whose measured all-reduce times count, or 'none'.")
+    ] = "T4",
+    as_json: JsonOption = False,
+) -> None:
+    """Predict, from public profiles alone: the split of one batch, or with --limits what is attainable at all."""
+    from rex_ray.cli import planning  # noqa: PLC0415
+
+    if limits and not as_json:
+        planning.print_limits(cluster, workload, global_batch_size, network, Console())
+        return
+    document = planning.limits_document if limits else planning.plan_document
+    found = document(cluster, workload, global_batch_size, network)
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        planning.print_plan(found, Console())
+
+
+def simulate(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with its default
+    cluster: ClusterOption,
+    workload: WorkloadOption,
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help="Policy to run; repeat for several.", show_default="rex")
+    ] = None,
+    global_batch_size: BatchOption = None,
+    disturbance: Annotated[
+        str,
+        typer.Option(
+            help="Who slows down: none, random:RATE (episodes per 1,000 steps of a worker; measured: 0 to 2.4) or lbb "
+            "(one worker after the other)."
+        ),
+    ] = "none",
+    noise: Annotated[str, typer.Option(help="Noise of step times: quiet, dedicated or shared machines.")] = "dedicated",
+    network: Annotated[
+        str, typer.Option(help="Kind of device whose measured all-reduce times count, or 'none'.")
+    ] = "T4",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each policy, with seeds from --seed on.")] = 1,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-o",
+            metavar="NAME=VALUE",
+            help="Option of the policies that have it; repeat.",
+            show_default="none",
+        ),
+    ] = None,
+    decisions: Annotated[
+        bool, typer.Option("--decisions", help="Also every decision in order, with its reason.")
+    ] = False,
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the runs' journals, for rex-ray replay, report and audit.", show_default="none"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train in virtual time, to the workload's target, with the controller of a live run; the oracle beside it.
+
+    Example: rex-ray simulate -c 2xT4,2xV100 -w resnet18 -p bsp -p rex -b 256 --disturbance random:1 --decisions
+    """
+    from rex_ray.cli import simulating  # noqa: PLC0415
+    from rex_ray.cli.worlds import World  # noqa: PLC0415
+
+    world = World(
+        cluster=cluster,
+        workload=workload,
+        global_batch_size=global_batch_size,
+        network=network,
+        noise=noise,
+        disturbance=disturbance,
+    )
+    options = simulating.options_by_policy(policy or ["rex"], option or [])
+    found = simulating.simulation_document(world, options, seeds=range(seed, seed + seeds), journal=journal)
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        simulating.print_simulation(found, Console(), decisions=decisions)

@@ -1,0 +1,56 @@
+"""The commands about runs that were made, all from their journals: ``rex-ray replay`` and ``rex-ray report``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rex_ray.core.errors import ConfigError
+
+__all__ = ["replay", "report"]
+
+EXIT_DIFFERENT = 1
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run's storage folder, or the rex_ray or journal folder inside it.", show_default=False
+    ),
+]
+
+
+def replay(
+    run: RunArgument,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 unless every command and note comes out the same.")
+    ] = False,
+) -> None:
+    """Feed a run's journal to a fresh controller: its decisions, and whether they come out the same."""
+    from rex_ray.cli.replaying import replay_run  # noqa: PLC0415
+
+    if not replay_run(run, Console()) and check:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def report(
+    run: RunArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write.", show_default="RUN/report.html")
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page on a run."""
+    from rex_ray.report.html import render_html  # noqa: PLC0415
+    from rex_ray.report.load import load_run  # noqa: PLC0415
+
+    page = render_html(load_run(run))
+    target = run / "report.html" if output is None else output
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}; choose another file with --output") from error
+    sys.stdout.write(f"{target}\n")

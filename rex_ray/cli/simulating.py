@@ -1,0 +1,281 @@
+"""``rex-ray simulate``: the production controller in virtual time to a workload's target, beside the oracle."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rex_ray.cli.simulated_journal import write_journal
+from rex_ray.cli.words import duration, network_line, range_text, rows_by_device, shares_text
+from rex_ray.cli.worlds import World
+from rex_ray.control.journal import Header
+from rex_ray.control.journalled import library_versions
+from rex_ray.control.notes import Decided
+from rex_ray.control.replay import controller_for
+from rex_ray.core.errors import ConfigError, nearest_name_hint
+from rex_ray.policies.registry import policy_options
+from rex_ray.report.tables import format_gain
+from rex_ray.sim import Scenario, SimulatedRun, TraceLearner, oracle_run, simulate
+from rex_ray.sim.gradients import NoisyGradients
+
+__all__ = ["options_by_policy", "print_simulation", "simulation_document"]
+
+# The reference batch takes the most steps; more means that a method has lost its way.
+_PATIENCE = 3
+_DELAY_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One run, in figures; ``None`` where the target was not reached, and where a figure has no meaning."""
+
+    policy: str
+    seed: int
+    time_to_target_s: float | None
+    ratio_to_oracle: float | None
+    total_s: float
+    num_steps: int
+    smallest_batch: int
+    largest_batch: int
+    median_step_s: float
+    rii: float
+    num_changes: int | None = None
+    decisions: tuple[dict[str, Any], ...] = ()
+    journal: str | None = None
+
+
+def options_by_policy(policies: Sequence[str], entries: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the options of every policy from ``NAME=VALUE`` entries; each goes to those policies that have it.
+
+    Raises:
+        ConfigError: an entry that is none, an unknown policy, or an option that no policy here has.
+    """
+    found: dict[str, dict[str, Any]] = {policy: {} for policy in policies}
+    known = {policy: policy_options(policy) for policy in found}
+    for entry in entries:
+        name, equals, text = entry.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--option {entry!r} is not NAME=VALUE; write for example --option trigger=off")
+        # A YAML 1.1 reader takes off for false, and "off" is a mode of ours.
+        try:
+            value = text if text in ("on", "off", "yes", "no") else yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--option {entry!r} has no value that can be read: {error}") from error
+        takers = [policy for policy, options in known.items() if name in options]
+        if not takers:
+            every = {option for options in known.values() for option in options}
+            raise ConfigError(f"no option {name!r} of {', '.join(found)}{nearest_name_hint(name, every)}")
+        for policy in takers:
+            found[policy][name] = value
+    return found
+
+
+def simulation_document(
+    world: World,
+    options: Mapping[str, Mapping[str, Any]],
+    *,
+    seeds: Sequence[int],
+    journal: Path | None = None,
+) -> dict[str, Any]:
+    """Run every policy on every seed and return what came of it as plain values.
+
+    Args:
+        world: what is played.
+        options: of every policy, by its name.
+        seeds: of noise, episodes, gradient norms and the controller.
+        journal: folder for ``POLICY-SEED/rex_ray/journal`` of each run; None writes none.
+
+    Raises:
+        ConfigError: a name that there is not, a value that cannot work, or a folder that cannot be written.
+    """
+    runs: list[_Run] = []
+    controls: list[_Run] = []
+    for seed in seeds:
+        scenario = world.scenario(seed)
+        oracle, late = (_oracle(world, scenario, seed, delay) for delay in (0, _DELAY_STEPS))
+        controls.append(oracle)
+        if world.disturbance != "none":
+            controls.append(late)
+        for policy, chosen in options.items():
+            header = Header(
+                seed=seed,
+                mode="auto",
+                policy=policy,
+                policy_options=dict(chosen),
+                environment=library_versions() | {"world": f"simulated: {world.workload} on {world.cluster}"},
+            )
+            runs.append(_play(world, scenario, header, oracle.total_s, journal))
+    return {
+        "world": asdict(world) | {"global_batch_size": world.reference_batch_size, "target": world.learning.target},
+        "seeds": list(seeds),
+        "runs": [asdict(run) for run in runs],
+        "controls": [asdict(run) for run in controls],
+    }
+
+
+def print_simulation(found: Mapping[str, Any], console: Console, *, decisions: bool = False) -> None:
+    """Print what ``simulation_document`` returned: one row per policy, medians over seeds."""
+    world = found["world"]
+    console.print(
+        f"{world['workload']} on {world['cluster']} in virtual time, to {world['target']}; reference batch "
+        f"{world['global_batch_size']} rows, {_seeds_text(found['seeds'])}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    table = Table("who", "to target", "x oracle", "steps", "batch", "step", "RII", "changes", box=None)
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for run in (*found["runs"], *found["controls"]):
+        by_name.setdefault(run["policy"], []).append(run)
+    for name, runs in by_name.items():
+        table.add_row(name, *_cells(runs))
+    console.print(table)
+    if len(found["seeds"]) > 1:
+        console.print("[dim]medians; ratios with the smallest and the largest[/]", soft_wrap=True)
+    for line in _assumptions(world):
+        console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+    for run in found["runs"]:
+        if run["journal"]:
+            console.print(f"journal: {escape(run['journal'])}", soft_wrap=True, highlight=False)
+    if decisions:
+        for name, runs in by_name.items():
+            if runs[0]["num_changes"] is not None:
+                _print_decisions(name, runs[0], console)
+
+
+def _play(world: World, scenario: Scenario, header: Header, oracle_s: float, journal: Path | None) -> _Run:
+    learner = TraceLearner(
+        learning=world.learning,
+        reference_batch_size=world.reference_batch_size,
+        gradients=NoisyGradients(seed=header.seed),
+    )
+    run = simulate(controller_for(header), scenario, num_steps=_PATIENCE * world.num_steps, learner=learner)
+    num_rows = sum(int(step.num_rows.sum()) for step in run.steps)
+    batches = [allocation.global_batch_size for _, allocation in run.allocations]
+    tta_s = run.total_s if learner.is_done else None
+    folder = None
+    if journal is not None:
+        folder = str(write_journal(journal / f"{header.policy}-{header.seed}", header, run.events).parents[1])
+    return _Run(
+        policy=header.policy,
+        seed=header.seed,
+        time_to_target_s=tta_s,
+        ratio_to_oracle=None if tta_s is None else tta_s / oracle_s,
+        total_s=run.total_s,
+        num_steps=len(run.steps),
+        smallest_batch=min(batches),
+        largest_batch=max(batches),
+        median_step_s=float(np.median(run.step_s)),
+        rii=_rii(scenario, num_rows, run.total_s),
+        num_changes=len(run.allocations) - 1,
+        decisions=_decisions(world.devices, run),
+        journal=folder,
+    )
+
+
+def _oracle(world: World, scenario: Scenario, seed: int, delay_steps: int) -> _Run:
+    learning, reference = world.learning, world.reference_batch_size
+    run = oracle_run(scenario.timelines, scenario.network, learning, reference, delay_steps=delay_steps)
+    known = oracle_run(scenario.timelines, scenario.network, learning, reference) if delay_steps else run
+    return _Run(
+        policy="oracle_delayed" if delay_steps else "oracle",
+        seed=seed,
+        time_to_target_s=run.total_s,
+        ratio_to_oracle=run.total_s / known.total_s,
+        total_s=run.total_s,
+        num_steps=len(run.step_s),
+        smallest_batch=int(run.global_batch_size.min()),
+        largest_batch=int(run.global_batch_size.max()),
+        median_step_s=float(np.median(run.step_s)),
+        rii=_rii(scenario, int(run.global_batch_size.sum()), run.total_s),
+    )
+
+
+def _rii(scenario: Scenario, num_rows: int, total_s: float) -> float:
+    """Return the part of what all devices could do at their best sizes that was not done."""
+    peak = 0.0
+    for line in scenario.timelines:
+        rows = np.arange(1, line.profile.max_local_batch_size + 1)
+        peak += float((rows / line.profile.own_time_s(rows)).max())
+    return 1.0 - num_rows / (total_s * peak)
+
+
+def _decisions(devices: Sequence[str], run: SimulatedRun) -> tuple[dict[str, Any], ...]:
+    said = [note for note in run.notes if isinstance(note, Decided) and note.kind != "first"]
+    return tuple(
+        {
+            "step": note.step,
+            "kind": note.kind,
+            "local_batch_sizes": None if note.proposal is None else list(note.proposal.local_batch_sizes),
+            "rows_by_device": None
+            if note.proposal is None
+            else rows_by_device(devices, note.proposal.local_batch_sizes),
+            "lr_factor": None if note.proposal is None else note.proposal.lr_factor,
+            "predicted_gain": note.predicted_gain,
+            "reason": note.reason,
+        }
+        for note in said
+    )
+
+
+def _cells(runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    reached = [run for run in runs if run["time_to_target_s"] is not None]
+    if len(reached) < len(runs):
+        times = ratios = f"not reached ({len(runs) - len(reached)} of {len(runs)})"
+    else:
+        times = duration(statistics.median(run["time_to_target_s"] for run in runs))
+        ratios = _spread([run["ratio_to_oracle"] for run in runs])
+    changes = [run["num_changes"] for run in runs]
+    return (
+        times,
+        ratios,
+        f"{statistics.median(run['num_steps'] for run in runs):,.0f}",
+        range_text(min(run["smallest_batch"] for run in runs), max(run["largest_batch"] for run in runs), "-"),
+        f"{1000 * statistics.median(run['median_step_s'] for run in runs):.0f} ms",
+        f"{statistics.median(run['rii'] for run in runs):.2f}",
+        "" if None in changes else f"{statistics.median(changes):.0f}",
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    middle = f"{statistics.median(values):.3f}"
+    return middle if min(values) == max(values) else f"{middle} ({min(values):.3f}-{max(values):.3f})"
+
+
+def _print_decisions(name: str, run: Mapping[str, Any], console: Console) -> None:
+    if not run["decisions"]:
+        console.print(f"{name}, seed {run['seed']}: no decisions")
+        return
+    console.print(f"{name}, seed {run['seed']}: decisions in order")
+    for decision in run["decisions"]:
+        shares, gain = decision["rows_by_device"], decision["predicted_gain"]
+        what = [decision["kind"].replace("_", " ")]
+        what += [] if shares is None else [shares_text(shares)]
+        what += [] if gain is None else [f"predicted {format_gain(gain)}"]
+        console.print(
+            f"  step {decision['step']}: {'; '.join(what)}\n    [dim]{escape(decision['reason'])}[/]",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def _seeds_text(seeds: Sequence[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+
+
+def _assumptions(world: Mapping[str, Any]) -> list[str]:
+    disturbed = f"noise {world['noise']}, disturbance {world['disturbance']}; {network_line(world['network'])}"
+    played = (
+        "step times and noise scales are public measurements, progress follows from them; a search finds no helper "
+        "here, so the exact split stands; shares take effect 10 steps after a decision"
+    )
+    late = [] if world["disturbance"] == "none" else ["oracle_delayed learns of every slowdown 10 steps late"]
+    return [disturbed, played, *late]
