@@ -204,13 +204,13 @@ def measure(settings: Settings) -> Findings:
         "disturbed_ratio_rex_oracle_delayed": wall_s(_DISTURBED, "rex-no-growth")
         / wall_s(_DISTURBED, "oracle_delayed"),
     }
-    own = [
+    stated: list[Row] = [
         {"form": form, "what": name, "measured_s": value, "measured_speedup": round(MEASURED[form, "bsp"] / value, 2)}
         for (form, name), value in MEASURED.items()
     ]
     return Findings(
         figures={name: round(value, 4) for name, value in figures.items()},
-        tables={"lbb": rows, "lbb_measured": own},
+        tables={"lbb": rows, "lbb_measured": stated},
         settings={"epochs_played": epochs, "B": 512, "dlb_period": "epoch", "oracle_delay_steps": 10},
     )
 

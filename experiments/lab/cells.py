@@ -30,6 +30,8 @@ class Cell:
         noise: ``"quiet"``, ``"dedicated"`` or ``"shared"``.
         disturbance: who slows down when, see ``experiments.lab.worlds``; ``"none"``, ``"random:1"`` (episodes per 1,000
             worker-steps), ...
+        shape: what the workers' smooth curves lack, see ``experiments.lab.worlds``: ``"plain"``, ``"tiles:32"`` (rows),
+            ``"contention:0.6"`` (between the two workers of a host).
         search: who answers the policy's searches: ``"helper"``, the live process with the real Ax, or ``"none"``.
         options: of the policy, beside those that the method sets.
     """
@@ -43,6 +45,7 @@ class Cell:
     network: str = "T4"
     noise: str = "dedicated"
     disturbance: str = "none"
+    shape: str = "plain"
     search: str = "none"
     options: Mapping[str, Scalar] = field(default_factory=dict)
 

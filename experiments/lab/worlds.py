@@ -5,7 +5,15 @@ from __future__ import annotations
 from experiments.lab.cells import Cell
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import Problem, WorkerSpec
-from rex_ray.scenario import Episode, NoiseModel, WorkerTimeline, load_profile, parse_cluster, random_episodes
+from rex_ray.scenario import (
+    Episode,
+    NoiseModel,
+    StepTimeShape,
+    WorkerTimeline,
+    load_profile,
+    parse_cluster,
+    random_episodes,
+)
 from rex_ray.scenario.episodes import rotating_episodes
 from rex_ray.sim import Scenario
 from rex_ray.sim.limits import network_model
@@ -32,6 +40,7 @@ def scenario_of(cell: Cell, dataset_size: int, num_steps: int) -> Scenario:
     if cell.noise not in _NOISE:
         raise ConfigError(f"noise must be one of {', '.join(_NOISE)}, got {cell.noise!r}")
     episodes = _episodes(cell, len(devices), num_steps)
+    shape = _shape(cell, len(devices))
     caps = [profile.max_local_batch_size for profile in profiles]
     problem = Problem(
         workers=tuple(
@@ -43,7 +52,9 @@ def scenario_of(cell: Cell, dataset_size: int, num_steps: int) -> Scenario:
         dataset_size=dataset_size,
     )
     lines = tuple(
-        WorkerTimeline(profile=profile, rank=rank, seed=cell.seed, noise=_NOISE[cell.noise](), episodes=episodes)
+        WorkerTimeline(
+            profile=profile, rank=rank, seed=cell.seed, noise=_NOISE[cell.noise](), episodes=episodes, shape=shape
+        )
         for rank, profile in enumerate(profiles)
     )
     return Scenario(problem=problem, timelines=lines, network=network_model(cell.workload, cell.network))
@@ -63,3 +74,16 @@ def _episodes(cell: Cell, num_workers: int, num_steps: int) -> tuple[Episode, ..
             return rotating_episodes(num_workers=num_workers, num_steps=num_steps)
         case _:
             raise ConfigError(f"disturbance {cell.disturbance!r} is none of none, random:RATE, lbb")
+
+
+def _shape(cell: Cell, num_workers: int) -> StepTimeShape:
+    kind, _, argument = cell.shape.partition(":")
+    match kind:
+        case "plain":
+            return StepTimeShape()
+        case "tiles":
+            return StepTimeShape(tile_rows=int(argument))
+        case "contention":
+            return StepTimeShape(contention=float(argument), hosts=tuple(rank // 2 for rank in range(num_workers)))
+        case _:
+            raise ConfigError(f"shape {cell.shape!r} is none of plain, tiles:ROWS, contention:FACTOR")
