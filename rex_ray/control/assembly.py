@@ -7,6 +7,7 @@ arrays hold no gaps and nothing that is not finite. What is turned away is count
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rex_ray.core.observations import StepObserved, TelemetryGap
-from rex_ray.core.types import FloatArray, IntArray, StepFlag, StepRecord, read_only
+from rex_ray.core.types import FloatArray, IntArray, StepFlag, StepRecord, frozen, read_only
 
-__all__ = ["StepAssembler", "TelemetryWatch", "quantise_norm"]
+__all__ = ["MAX_TIME_S", "StepAssembler", "TelemetryWatch", "quantise_norm", "quantise_norms"]
 
-_MAX_TIME_S = 1e9
+MAX_TIME_S = 1e9
 """Some thirty years: a larger "time" is a broken clock, and would overflow the microseconds."""
 
 
@@ -139,7 +140,7 @@ class StepAssembler:
             step.fault = "mixed versions step"
         times = np.array([(r.data_s, r.compute_s, r.sync_s, r.step_s) for r in records], dtype=np.float64)
         # A NaN fails both comparisons.
-        if step.fault is None and not ((times >= 0.0) & (times < _MAX_TIME_S)).all():
+        if step.fault is None and not ((times >= 0.0) & (times < MAX_TIME_S)).all():
             step.fault = "impossible time step"
         num_rows = read_only([r.num_rows for r in records], np.int64)
         if step.fault is None and num_rows.min() < 0:
@@ -195,27 +196,28 @@ def _assembled(records: list[StepRecord], num_rows: IntArray, times: FloatArray)
         weighted_sq_norm=norms,
         num_groups=None if norms is None else read_only([r.num_groups for r in records], np.int64),
         num_norm_steps=1 if norms is None else max(r.num_norm_steps for r in records),
-        global_sq_norm=_quantised_or_none(first.global_sq_norm),
+        global_sq_norm=None if first.global_sq_norm is None else quantise_norm(first.global_sq_norm),
         loss=_mean_loss(records),
         peak_memory_bytes=_peak_memory(records),
         flags=flags,
     )
 
 
-def quantise_norm(value: float) -> float:
-    """Round to nine significant digits, what two machines still agree on."""
-    return float(f"{value:.9g}")
+def quantise_norm(value: float) -> float | None:
+    """Round to nine significant digits, what two machines still agree on; what is not finite is no norm."""
+    return float(f"{value:.9g}") if math.isfinite(value) else None
 
 
-def _quantised_or_none(value: float | None) -> float | None:
-    return quantise_norm(value) if value is not None and np.isfinite(value) else None
+def quantise_norms(values: list[float | None]) -> FloatArray | None:
+    """Round every rank's norm, shape ``[n]``; None where any rank has none."""
+    norms = [None if value is None else quantise_norm(value) for value in values]
+    return None if None in norms else frozen(np.array(norms, dtype=np.float64))
 
 
 def _norms(records: list[StepRecord]) -> FloatArray | None:
     if records[0].weighted_sq_norm is None:
         return None
-    norms = [_quantised_or_none(r.weighted_sq_norm) for r in records]
-    return None if None in norms else read_only(np.array(norms, dtype=np.float64), np.float64)
+    return quantise_norms([record.weighted_sq_norm for record in records])
 
 
 def _mean_loss(records: list[StepRecord]) -> float | None:
@@ -227,7 +229,7 @@ def _mean_loss(records: list[StepRecord]) -> float | None:
             return None
         total += record.num_rows * record.loss
         rows += record.num_rows
-    return _quantised_or_none(total / rows) if rows else None
+    return quantise_norm(total / rows) if rows else None
 
 
 def _peak_memory(records: list[StepRecord]) -> IntArray | None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.core.types import FloatArray, IntArray, frozen
 
-__all__ = ["Episode", "random_episodes", "rotating_episodes", "slowdown_factor"]
+__all__ = ["Episode", "Script", "random_episodes", "rotating_episodes", "slowdown_factor"]
 
 _EPISODE_STREAM = 2
 # Lognormal length with median 12 and 90th percentile 100 steps (443 episodes of the Alibaba Cluster Trace Program).
@@ -56,6 +57,46 @@ def slowdown_factor(episodes: Sequence[Episode], rank: int, step: int) -> float:
         if episode.slows(rank, step):
             factor *= episode.factor
     return factor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Script:
+    """One rank's slowdowns as pieces of constant factor: what is asked for at every step costs no search for it.
+
+    Attributes:
+        starts: first step of each piece, increasing from 0, shape ``[pieces]``.
+        values: factor in each piece, shape ``[pieces]``.
+    """
+
+    starts: IntArray
+    values: FloatArray
+
+    @classmethod
+    def of(cls, episodes: Sequence[Episode], rank: int) -> Script:
+        """Return the script of a rank; its factors are those of ``slowdown_factor``, bit by bit."""
+        spans = [
+            (e.start_step, None if e.num_steps is None else e.start_step + e.num_steps, e.factor)
+            for e in episodes
+            if e.rank in (None, rank)
+        ]
+        borders = {0, *(start for start, _, _ in spans), *(stop for _, stop, _ in spans if stop is not None)}
+        starts = np.array(sorted(borders), dtype=np.int64)
+        values = np.ones(starts.size)
+        for start, stop, factor in spans:
+            end = starts.size if stop is None else int(np.searchsorted(starts, stop))
+            values[int(np.searchsorted(starts, start)) : end] *= factor
+        return cls(frozen(starts), frozen(values))
+
+    def factor(self, step: int) -> float:
+        """Return the factor at a step."""
+        return float(self.values[np.searchsorted(self.starts, step, side="right") - 1])
+
+    def factors(self, start: int, stop: int) -> FloatArray:
+        """Return the factors of steps ``start`` to ``stop - 1``, shape ``[stop - start]``."""
+        if self.starts.size == 1:
+            return np.full(stop - start, self.values[0])
+        result: FloatArray = self.values[np.searchsorted(self.starts, np.arange(start, stop), side="right") - 1]
+        return result
 
 
 def random_episodes(

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.core.types import FloatArray, read_only
+from rex_ray.core.types import FloatArray, frozen, read_only
 
 __all__ = ["NoiseModel"]
 
@@ -71,19 +71,34 @@ class NoiseModel:
         block, offset = divmod(step, _BLOCK)
         return first * float(_block_factors(self, seed, rank, block)[offset])
 
+    def factors(self, seed: int, rank: int, start: int, stop: int) -> FloatArray:
+        """Return the factors of steps ``start`` to ``stop - 1``, shape ``[stop - start]``, as ``factor`` gives them."""
+        if self.sd == 0 and self.spike_probability == 0:
+            result = np.ones(stop - start)
+        else:
+            first_block = start // _BLOCK
+            blocks = [_block_factors(self, seed, rank, block) for block in range(first_block, -(-stop // _BLOCK))]
+            offset = first_block * _BLOCK
+            result = np.concatenate(blocks)[start - offset : stop - offset] if blocks else np.empty(0)
+        if start == 0 and stop > 0:
+            result[0] *= self.first_step_factor
+        return result
+
 
 @lru_cache(maxsize=1024)
 def _block_factors(noise: NoiseModel, seed: int, rank: int, block: int) -> FloatArray:
     """Return the factors of one block of steps, shape ``[_BLOCK]``."""
-    before, now = _generator(seed, rank, block - 1), _generator(seed, rank, block)
-    innovations = np.concatenate([before.standard_normal(_BLOCK), now.standard_normal(_BLOCK)])
+    (before, _), (now, chances) = _drawn(seed, rank, block - 1), _drawn(seed, rank, block)
     response = np.sqrt(1 - noise.rho**2) * noise.rho ** np.arange(_BLOCK)
-    wander = np.convolve(innovations, response)[_BLOCK : 2 * _BLOCK]
-    spikes = now.random(_BLOCK) < noise.spike_probability
+    wander = np.convolve(np.concatenate([before, now]), response)[_BLOCK : 2 * _BLOCK]
+    spikes = chances < noise.spike_probability
     # Clipped at 3 sd below: a Gaussian tail must not become a step that takes no time.
     factors = (1 + noise.sd * np.maximum(wander, -3.0)) * np.where(spikes, noise.spike_factor, 1.0)
     return read_only(factors, np.float64)
 
 
-def _generator(seed: int, rank: int, block: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _NOISE_STREAM, rank, block + 1))))
+@lru_cache(maxsize=1024)
+def _drawn(seed: int, rank: int, block: int) -> tuple[FloatArray, FloatArray]:
+    """Return a block's innovations and its chances of spikes; a block needs its own and those of the one before."""
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _NOISE_STREAM, rank, block + 1))))
+    return frozen(generator.standard_normal(_BLOCK)), frozen(generator.random(_BLOCK))

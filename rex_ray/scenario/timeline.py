@@ -7,10 +7,13 @@ here, both see the same world, in whatever order they ask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
-from rex_ray.scenario.episodes import Episode, slowdown_factor
+import numpy as np
+
+from rex_ray.core.types import FloatArray
+from rex_ray.scenario.episodes import Episode, Script
 from rex_ray.scenario.noise import NoiseModel
 from rex_ray.scenario.profiles import DeviceProfile
 from rex_ray.scenario.shapes import StepTimeShape
@@ -58,10 +61,12 @@ class WorkerTimeline:
     speed_factor: float = 1.0
     time_scale: float = 1.0
     shape: StepTimeShape = _PLAIN
+    _script: Script = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         mine = tuple(episode for episode in self.episodes if episode.rank in (None, self.rank))
         object.__setattr__(self, "episodes", mine)
+        object.__setattr__(self, "_script", Script.of(mine, self.rank))
 
     def own_time(self, step: int, num_rows: int, all_rows: Sequence[int] | None = None) -> OwnTime:
         """Return the own time of optimizer step ``step`` with ``num_rows`` rows; none take no time.
@@ -76,6 +81,23 @@ class WorkerTimeline:
         noise = self.noise.factor(self.seed, self.rank, step)
         compute_s = noise * self.slowdown(step) * self._compute_s(num_rows, all_rows)
         return OwnTime(data_s=max(noise * self._loader_s(num_rows) - compute_s, 0.0), compute_s=compute_s)
+
+    def own_times(
+        self, start: int, stop: int, num_rows: int, all_rows: Sequence[int] | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return waiting for data and computing in steps ``start`` to ``stop - 1``, in seconds, as ``own_time`` does.
+
+        Args:
+            start: first optimizer step.
+            stop: the step after the last.
+            num_rows: this worker's rows in each.
+            all_rows: every rank's rows, needed under contention only.
+        """
+        if num_rows <= 0:
+            return np.zeros(stop - start), np.zeros(stop - start)
+        noise = self.noise.factors(self.seed, self.rank, start, stop)
+        compute_s: FloatArray = noise * self.slowdowns(start, stop) * self._compute_s(num_rows, all_rows)
+        return np.maximum(noise * self._loader_s(num_rows) - compute_s, 0.0), compute_s
 
     def own_time_s(self, step: int, num_rows: int, all_rows: Sequence[int] | None = None) -> float:
         """Return the sum of ``own_time``'s parts."""
@@ -95,7 +117,11 @@ class WorkerTimeline:
 
     def slowdown(self, step: int) -> float:
         """Return the factor of the episodes alone at ``step``."""
-        return slowdown_factor(self.episodes, self.rank, step)
+        return self._script.factor(step)
+
+    def slowdowns(self, start: int, stop: int) -> FloatArray:
+        """Return the factors of the episodes alone in steps ``start`` to ``stop - 1``, shape ``[stop - start]``."""
+        return self._script.factors(start, stop)
 
     def _compute_s(self, num_rows: int, all_rows: Sequence[int] | None) -> float:
         alone_s = _alone_s(self.profile, self.shape, num_rows) * self.speed_factor * self.time_scale

@@ -10,10 +10,9 @@ import pytest
 
 from rex_ray.control.controller import Controller
 from rex_ray.control.vocabulary import CODEC
-from rex_ray.core.types import FloatArray
 from rex_ray.policies.registry import make_policy
 from rex_ray.scenario import Episode, NoiseModel, random_episodes
-from rex_ray.sim import Scenario, mixed_cluster, simulate
+from rex_ray.sim import Scenario, StepNorms, mixed_cluster, simulate
 
 MIXED = ("T4", "T4", "V100", "V100")
 
@@ -29,13 +28,17 @@ class Watcher:
     sizes: list[int] = field(default_factory=list)
     is_done: bool = False
 
-    def norms(self, step: int, num_rows) -> tuple[FloatArray, float] | None:
+    def norms(self, step: int, num_rows) -> StepNorms | None:
         if step % 4:
             return None
         rows = np.array(num_rows, dtype=np.float64)
         phi = 256 * 4.0 ** np.sin(step / 700)
         spread = phi * self.rng.chisquare(20, size=rows.size) / 20
-        return spread + rows, 1.0 + float(spread.mean() / rows.sum())
+        return StepNorms(
+            weighted_sq_norm=spread + rows,
+            num_groups=np.ones(rows.size, dtype=np.int64),
+            global_sq_norm=1.0 + float(spread.mean() / rows.sum()),
+        )
 
     def advance(self, num_rows: int, lr_factor: float) -> None:
         self.num_steps += 1

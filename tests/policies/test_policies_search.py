@@ -36,7 +36,7 @@ from rex_ray.policies.search.state import AskedSearch, Candidate, Placing, Searc
 from rex_ray.policies.search.watch import hope
 from rex_ray.policies.split.doubted import DoubtedModel
 from rex_ray.policies.split.spline import SplineSplit
-from rex_ray.scenario import Episode, NoiseModel, OwnTime, StepTimeShape, true_optimum
+from rex_ray.scenario import Episode, NoiseModel, StepTimeShape, true_optimum
 from rex_ray.sim import Scenario, SimulatedRun, mixed_cluster, simulate
 
 MIXED = ("T4", "T4", "V100", "V100")
@@ -68,8 +68,9 @@ class Line:
     rank: int
     truth: Callable[[int, int, int, Sequence[int]], float]
 
-    def own_time(self, step: int, num_rows: int, all_rows: Sequence[int]) -> OwnTime:
-        return OwnTime(compute_s=self.truth(step, self.rank, num_rows, all_rows))
+    def own_times(self, start: int, stop: int, num_rows: int, all_rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        truth = [self.truth(step, self.rank, num_rows, all_rows) for step in range(start, stop)]
+        return np.zeros(stop - start), np.array(truth)
 
 
 def written(truth: Callable[[int, int, int, Sequence[int]], float], rows: int = 128, num_workers: int = 2) -> Scenario:

@@ -11,6 +11,7 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.scenario import (
     Episode,
     NoiseModel,
+    StepTimeShape,
     WorkerTimeline,
     load_profile,
     random_episodes,
@@ -20,6 +21,7 @@ from rex_ray.scenario import (
 from rex_ray.scenario.noise import _block_factors
 
 T4 = load_profile("T4", "resnet50")
+LOADED = StepTimeShape(loader_rows_per_s=400.0)
 
 
 @pytest.mark.parametrize(("noise", "sd"), [(NoiseModel.dedicated(), 0.01), (NoiseModel(sd=0.04), 0.04)])
@@ -127,3 +129,30 @@ def test_two_timelines_of_one_scenario_agree_whoever_reads_them():
 
     assert [line(0).own_time_s(s, 33) for s in range(300)] == [line(0).own_time_s(s, 33) for s in range(300)]
     assert line(0).own_time_s(7, 33) != line(1).own_time_s(7, 33)
+
+
+@given(
+    script=st.lists(
+        st.builds(
+            Episode,
+            rank=st.sampled_from([None, 0, 1]),
+            start_step=st.integers(0, 300),
+            num_steps=st.none() | st.integers(1, 100),
+            factor=st.floats(0.1, 9.0),
+        ),
+        max_size=8,
+    ),
+    start=st.integers(0, 300),
+    length=st.integers(1, 300),
+)
+def test_a_stretch_of_a_workers_times_is_its_steps_one_by_one(script, start, length):
+    noise = NoiseModel(sd=0.05, rho=0.7, spike_probability=0.01, first_step_factor=9.0)
+    line = WorkerTimeline(profile=T4, rank=1, seed=4, noise=noise, episodes=tuple(script), shape=LOADED)
+    steps = range(start, start + length)
+    assert line.slowdowns(start, start + length).tolist() == [slowdown_factor(script, 1, step) for step in steps]
+    assert noise.factors(4, 1, start, start + length).tolist() == [noise.factor(4, 1, step) for step in steps]
+    data_s, compute_s = line.own_times(start, start + length, 64)
+    single = [line.own_time(step, 64) for step in steps]
+    assert data_s.tolist() == [time.data_s for time in single]
+    assert compute_s.tolist() == [time.compute_s for time in single]
+    assert not any(map(np.any, line.own_times(start, start + length, 0)))

@@ -238,3 +238,19 @@ def test_impossible_scenarios_are_refused():
         Scenario(problem=scenario.problem, timelines=scenario.timelines, switch_lag_steps=0)
     with pytest.raises(ConfigError, match="did you mean 'V100'"):
         mixed_cluster(("V10",), "resnet50", global_batch_size=8)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "rex"])
+def test_a_run_of_which_only_figures_are_kept_is_the_same_run(policy):
+    scenario = resnet50(noise="4 %", steps_per_epoch=37)
+    whole, lean = (
+        simulate(Controller(make_policy(policy)), scenario, num_steps=200, keep=keep) for keep in ("all", "figures")
+    )
+    assert lean.notes == whole.notes
+    assert lean.allocations == whole.allocations
+    assert (lean.steps, lean.events, lean.own_s.shape) == ((), (), (0, 4))
+    for name in ("step_s", "slowest_s", "mean_own_s", "num_rows"):
+        assert getattr(lean, name).tolist() == getattr(whole, name).tolist()
+    assert whole.slowest_s.tolist() == whole.own_s.max(axis=1).tolist()
+    assert whole.mean_own_s == pytest.approx(whole.own_s.mean(axis=1))
+    assert whole.num_rows.tolist() == [int(step.num_rows.sum()) for step in whole.steps]

@@ -1,0 +1,107 @@
+"""Steps in stretches: what the workers take for some tens of steps ahead, as arrays, while nothing is decided anew.
+
+A step's noise and slowdown depend on its number alone, so a stretch can be computed before it is run, and what is left
+of it is dropped when shares change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rex_ray.control.whole_steps import WholeSteps
+from rex_ray.core.observations import StepObserved
+from rex_ray.core.types import FloatArray, StepFlag
+from rex_ray.sim.seams import StepNorms
+from rex_ray.sim.world import Scenario
+
+__all__ = ["Stretch"]
+
+# Longer ones cost memory at a thousand workers, and more to drop; shorter ones more calls per step.
+_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stretch:
+    """Consecutive steps under one allocation with the same rows.
+
+    Attributes:
+        first_step: number of the first of them.
+        num_rows: rows per rank.
+        own_s: own time per step and rank in seconds, shape ``[steps, n]``.
+        step_s: duration of each step in seconds.
+        slowest_s: own time of the slowest rank in each.
+        mean_own_s: own time in each, the mean over ranks.
+        whole: the same steps as the assembler lets them out.
+    """
+
+    first_step: int
+    num_rows: tuple[int, ...]
+    own_s: FloatArray
+    step_s: list[float]
+    slowest_s: list[float]
+    mean_own_s: list[float]
+    whole: WholeSteps
+
+    @classmethod
+    def ahead(
+        cls, scenario: Scenario, step: int, version: int, num_rows: Sequence[int], *, is_single: bool = False
+    ) -> Stretch:
+        """Compute the times of the steps from ``step`` on.
+
+        Args:
+            scenario: the workers and their network.
+            step: the first step.
+            version: the allocation's version.
+            num_rows: rows per rank.
+            is_single: only this step will have these rows.
+        """
+        # Stretches end where those of a run without any switch would, and with them the blocks of noise.
+        stop = step + 1 if is_single else step - step % _STEPS + _STEPS
+        n = len(num_rows)
+        times_s = np.empty((4, stop - step, n))
+        for rank, line in enumerate(scenario.timelines):
+            times_s[0, :, rank], times_s[1, :, rank] = line.own_times(step, stop, num_rows[rank], num_rows)
+        own_s = times_s[0] + times_s[1]
+        slowest_s = own_s.max(axis=1)
+        step_s = slowest_s + scenario.network.all_reduce_s(n)
+        times_s[2] = step_s[:, None] - own_s
+        times_s[3] = step_s[:, None]
+        return cls(
+            first_step=step,
+            num_rows=tuple(num_rows),
+            own_s=own_s,
+            step_s=step_s.tolist(),
+            slowest_s=slowest_s.tolist(),
+            mean_own_s=own_s.mean(axis=1).tolist(),
+            whole=WholeSteps.of(
+                generation=scenario.generation,
+                allocation_version=version,
+                num_rows=num_rows,
+                first_step=step,
+                times_s=times_s,
+            ),
+        )
+
+    def has(self, step: int, version: int, num_rows: Sequence[int]) -> bool:
+        """Whether a step under this allocation, with these rows, is one of the stretch."""
+        return (
+            step < self.first_step + len(self.step_s)
+            and version == self.whole.allocation_version
+            and (num_rows is self.num_rows or tuple(num_rows) == self.num_rows)
+        )
+
+    def observed(self, step: int, *, epoch: int, flags: StepFlag, norms: StepNorms | None) -> StepObserved | None:
+        """Return a step as the controller sees it; None where its times are impossible."""
+        if norms is None:
+            return self.whole.observed(step, epoch=epoch, flags=flags)
+        return self.whole.observed(
+            step,
+            epoch=epoch,
+            flags=flags,
+            weighted_sq_norm=norms.weighted_sq_norm,
+            num_groups=norms.num_groups,
+            global_sq_norm=norms.global_sq_norm,
+        )
