@@ -105,9 +105,10 @@ def _norms(noise: FloatArray, noise_scale: npt.ArrayLike, rows: FloatArray) -> t
 @lru_cache(maxsize=8)
 def _unit_noise(gradients: NoisyGradients, num_workers: int, block: int) -> FloatArray:
     """Return one block of steps' noise with ``E|e|^2 = 1``, shape ``[_BLOCK, n, d]``."""
-    before, now = _generator(gradients.seed, block), _generator(gradients.seed, block + 1)
+    now = _generator(gradients.seed, block + 1)
     shape = (_BLOCK, num_workers, gradients.num_dims)
     if gradients.rho > 0:
+        before = _generator(gradients.seed, block)
         innovations = np.concatenate([before.standard_normal(shape), now.standard_normal(shape)])
         noise = _autoregressive(gradients, innovations)[_BLOCK:]
     else:

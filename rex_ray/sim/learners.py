@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.core.types import frozen
+from rex_ray.core.types import IntArray, frozen
 from rex_ray.scenario.learning import LearningCurve
 from rex_ray.sim.gradients import NoisyGradients
 from rex_ray.sim.seams import StepNorms
@@ -62,13 +63,17 @@ class TraceLearner:
         if self.gradients is None or step % self.norm_interval_steps:
             return None
         weighted, reduced = self.gradients.draw(step, self.noise_scale, num_rows)
-        groups = frozen(np.array([int(rows > 0) for rows in num_rows], dtype=np.int64))
-        return StepNorms(weighted_sq_norm=weighted, num_groups=groups, global_sq_norm=reduced)
+        return StepNorms(weighted_sq_norm=weighted, num_groups=_groups(tuple(num_rows)), global_sq_norm=reduced)
 
     def advance(self, num_rows: int, lr_factor: float) -> None:
         """Take one optimizer step of so many rows at a learning-rate factor relative to the reference batch."""
-        possible = self._worth(num_rows)
-        self.progress_rows += min(possible, lr_factor * self._worth(self.reference_batch_size))
+        phi = self.noise_scale
+        possible, usual = (
+            rows * float(self.learning.efficiency(rows, phi)) for rows in (num_rows, self.reference_batch_size)
+        )
+        self.progress_rows += min(possible, lr_factor * usual)
 
-    def _worth(self, num_rows: int) -> float:
-        return num_rows * float(self.learning.efficiency(num_rows, self.noise_scale))
+
+@lru_cache(maxsize=16)
+def _groups(num_rows: tuple[int, ...]) -> IntArray:
+    return frozen(np.array([int(rows > 0) for rows in num_rows], dtype=np.int64))
