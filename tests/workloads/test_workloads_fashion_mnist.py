@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lone_worker import train_alone
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.worker.link import MetricRecord, NullLink, Record
-from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.session import open_session
 from workloads.fashion_mnist import load_split, train_loop
 
 
@@ -50,23 +46,6 @@ def test_images_and_labels_of_different_files_are_refused(tmp_path: Path) -> Non
         load_split(tmp_path, "train")
 
 
-class MetricLink(NullLink):
-    """Nobody decides; what was reported is kept."""
-
-    def __init__(self) -> None:
-        self.metrics: list[Mapping[str, float]] = []
-
-    def send(self, records: Sequence[Record]) -> None:
-        self.metrics.extend(record.metrics for record in records if isinstance(record, MetricRecord))
-
-
-class NoStorage:
-    def report(self, metrics: Mapping[str, Any], state: Mapping[str, Any] | None) -> None: ...
-
-    def restore(self) -> Mapping[str, Any] | None:
-        return None
-
-
 def test_the_loop_learns_on_one_worker_without_ray(tmp_path: Path) -> None:
     """Two kinds of image, one bright above and one bright below, are told apart after a few epochs."""
     for prefix, rows in (("train", 96), ("t10k", 31)):
@@ -75,10 +54,7 @@ def test_the_loop_learns_on_one_worker_without_ray(tmp_path: Path) -> None:
         images[labels == 0, :14] = 200
         images[labels == 1, 14:] = 200
         write_split(tmp_path, prefix, images, labels)
-    link = MetricLink()
     config = {"data_dir": str(tmp_path), "num_epochs": 3, "learning_rate": 0.05, "loader_processes": 0, "seed": 0}
-    options = WorkerOptions(global_batch_size=16)
-    with open_session(options=options, device="CPU", node="here", link=link, reporter=NoStorage()):
-        train_loop(config)
-    assert len(link.metrics) == 3
-    assert link.metrics[-1]["accuracy"] == 1.0
+    metrics = train_alone(train_loop, config, global_batch_size=16)
+    assert len(metrics) == 3
+    assert metrics[-1]["accuracy"] == 1.0
