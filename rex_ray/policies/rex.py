@@ -47,6 +47,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     growth_jump: bool = True,
     growth_optimism: float = 0.5,
     lr_rule: LRChoice = "auto",
+    lr_tolerance: float = 0.1,
     search_min_gain: float = 0.03,
     search_measured: bool = True,
     search_min_mismatch: float = 0.05,
@@ -84,6 +85,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         growth_jump: whether goodput itself is tested, and not only twice the batch.
         growth_optimism: how much of the slowing predicted for a batch that was never run is left out.
         lr_rule: how the learning rate follows the batch, see ``NoiseScaleGrowth``.
+        lr_tolerance: from which change of the noise scale on it is set afresh, see there.
         search_min_gain: see ``SearchRules``.
         search_measured: whether a search may run candidates where the curves err.
         search_min_mismatch: see ``SearchRules``.
@@ -119,7 +121,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         jump=growth_jump,
         optimism=growth_optimism,
     )
-    sized = make_growth(growth_rule, egmd, lr_rule)
+    sized = make_growth(growth_rule, egmd, lr_rule, lr_tolerance)
     # What a search finds is a split: it does not act where the split itself may only advise.
     if split == "advise" and search == "auto":
         modes["search"] = "advise"

@@ -518,6 +518,7 @@ def test_memory_is_bounded():
         ({"growth_min_gain": -0.1}, "growth_min_gain"),
         ({"growth_window": 0}, "growth_window"),
         ({"growth_optimism": 1.5}, "growth_optimism"),
+        ({"lr_tolerance": 0.0}, "lr_tolerance"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, message):

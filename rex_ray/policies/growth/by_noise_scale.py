@@ -73,6 +73,8 @@ class NoiseScaleGrowth:
     def __post_init__(self) -> None:
         if self.lr_rule not in get_args(LRChoice):
             raise ConfigError(f"lr_rule must be one of {', '.join(get_args(LRChoice))}, got {self.lr_rule!r}")
+        if not self.lr_tolerance > 0.0:
+            raise ConfigError(f"lr_tolerance must be a positive fraction, e.g. 0.1, got {self.lr_tolerance}")
 
     def init(
         self, problem: Problem, prior: GrowthState | None, current: Allocation | None
@@ -278,7 +280,7 @@ def _said_if_off(state: GrowthState, step: StepObserved) -> Finding | None:
     return Finding(part="growth", verdict=UNKNOWN, reason="gradient norms are not measured")
 
 
-def make_growth(rule: RuleName, egmd: Egmd, lr_rule: LRChoice) -> NoiseScaleGrowth:
+def make_growth(rule: RuleName, egmd: Egmd, lr_rule: LRChoice, lr_tolerance: float = 0.1) -> NoiseScaleGrowth:
     """Build growth by the name of its rule; the others than ``egmd`` take its window, and its gain where they ask one.
 
     Raises:
@@ -291,4 +293,4 @@ def make_growth(rule: RuleName, egmd: Egmd, lr_rule: LRChoice) -> NoiseScaleGrow
         "growth10": GrowTenPercent(window=egmd.window),
         "goodput": GoodputOptimal(min_gain=egmd.min_gain, window=egmd.window),
     }
-    return NoiseScaleGrowth(rule=rules[rule], lr_rule=lr_rule)
+    return NoiseScaleGrowth(rule=rules[rule], lr_rule=lr_rule, lr_tolerance=lr_tolerance)
