@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rex_ray.sim.charges import FREE, Charges, charges_of
 from rex_ray.sim.engine import SimulatedRun, simulate
 from rex_ray.sim.learners import TraceLearner
 from rex_ray.sim.limits import ClusterLimits, cluster_limits
@@ -13,6 +14,8 @@ from rex_ray.sim.step_times import StepTimes
 from rex_ray.sim.world import Scenario, mixed_cluster
 
 __all__ = [
+    "FREE",
+    "Charges",
     "ClusterLimits",
     "Learner",
     "Limits",
@@ -25,6 +28,7 @@ __all__ = [
     "StepNorms",
     "StepTimes",
     "TraceLearner",
+    "charges_of",
     "cluster_limits",
     "compare_decisions",
     "feed_recorded",

@@ -39,7 +39,8 @@ class SimulatedRun:
         num_rows: rows per step, shape ``[steps]``.
         allocations: ``(first step, allocation)`` for each that ran.
         notes: what the controller said.
-        total_s: virtual duration of the run.
+        total_s: virtual duration of the run: its steps and its charges.
+        step_charges_s: what control cost beside each step in seconds, shape ``[steps]``.
         steps: every step, in order; empty unless all is kept.
         own_s: own time per step and rank in seconds, shape ``[steps, n]``; of no step unless all is kept.
         events: every event that the controller was given, in order: what a journal would hold; empty unless all is
@@ -53,9 +54,15 @@ class SimulatedRun:
     allocations: tuple[tuple[int, Allocation], ...]
     notes: tuple[Note, ...]
     total_s: float
+    step_charges_s: FloatArray
     steps: tuple[StepObserved, ...]
     own_s: FloatArray
     events: tuple[Event, ...]
+
+    @property
+    def charged_s(self) -> float:
+        """Seconds that control cost beside the steps."""
+        return float(self.step_charges_s.sum())
 
 
 def simulate(
@@ -94,6 +101,7 @@ def simulate(
         allocations=tuple(group.allocations),
         notes=controller.take_notes(),
         total_s=group.now_s,
+        step_charges_s=np.array(group.charges_s),
         steps=tuple(group.steps),
         own_s=np.array(group.own_s) if group.own_s else np.empty((0, len(scenario.timelines))),
         events=tuple(group.events),
@@ -123,6 +131,7 @@ class _Group:
     slowest_s: list[float] = field(default_factory=list)
     mean_own_s: list[float] = field(default_factory=list)
     num_rows: list[int] = field(default_factory=list)
+    charges_s: list[float] = field(default_factory=list)
     allocations: list[tuple[int, Allocation]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -204,7 +213,10 @@ class _Group:
     def _count(self, stretch: Stretch, step: int, num_rows: int) -> None:
         at = step - stretch.first_step
         step_s = stretch.step_s[at]
-        self.now_s += step_s
+        is_switch = step > 0 and step == self.allocations[-1][0]
+        charge_s = self.scenario.charges.of_step(step_s, is_searching=bool(self.answers), is_switch=is_switch)
+        self.now_s += step_s + charge_s
+        self.charges_s.append(charge_s)
         self.step_s.append(step_s)
         self.slowest_s.append(stretch.slowest_s[at])
         self.mean_own_s.append(stretch.mean_own_s[at])

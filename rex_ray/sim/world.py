@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import Problem, WorkerSpec
 from rex_ray.scenario import Episode, NetworkModel, NoiseModel, StepTimeShape, WorkerTimeline, load_profile
+from rex_ray.sim.charges import FREE, Charges
 
 __all__ = ["Scenario", "mixed_cluster"]
 
@@ -27,6 +28,7 @@ class Scenario:
         warm_up_steps: first steps, whose times the workers flag.
         settle_steps: first steps after a switch, flagged likewise.
         tick_interval_s: virtual time between two ticks.
+        charges: what control costs beside the steps.
         generation: identity of the group.
     """
 
@@ -37,6 +39,7 @@ class Scenario:
     warm_up_steps: int = 3
     settle_steps: int = 1
     tick_interval_s: float = 1.0
+    charges: Charges = FREE
     generation: str = "simulated"
 
     def __post_init__(self) -> None:

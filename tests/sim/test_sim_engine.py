@@ -146,7 +146,8 @@ def test_a_recorded_run_fed_to_the_engine_decides_the_same_in_the_same_order(pol
     assert fed.differences == ()
     assert compare_decisions(run.notes, fed.notes) is None
     assert fed.notes == run.notes
-    assert policy == "bsp" or len(fed.decisions) > 1
+    # No norms are seen here, so those that keep equal shares have nothing to decide.
+    assert policy in ("bsp", "growth10", "pollux") or len(fed.decisions) > 1
 
 
 def test_a_journal_alone_is_enough_to_feed_the_engine():
