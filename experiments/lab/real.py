@@ -1,0 +1,175 @@
+"""The controls on real SGD: the oracle and its late cousin, and fixed batches. Their steps are trained, not integrated.
+
+A control differs from a method in what it knows: every curve of step times, the script of slowdowns (at once, late, or
+never) and the noise scale of all chunks of the steps so far. It costs nothing to know them: there are no probes,
+searches or switches, and an allocation is in place at the next look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from rex_ray.core.apportion import apportion
+from rex_ray.core.lr_scaling import adascale_gain
+from rex_ray.core.types import FloatArray, IntArray, frozen
+from rex_ray.sim import Scenario, ScriptedOracle, StepTimes
+from workloads.learning import SgdLearner
+
+__all__ = ["RealRun", "SharesRule", "play_real_fixed", "play_real_oracle", "seconds_to_target"]
+
+SharesRule: TypeAlias = Literal["equal", "balanced"]
+
+# Steps between two looks at the noise scale, as `sim.oracle_run` has them.
+_LOOK_STEPS = 8
+# A learning-rate factor that the noise scale moved by more than this is set afresh, as growth does it.
+_LR_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RealRun:
+    """A run to the end of the learner's epochs.
+
+    Attributes:
+        step_s: duration per step in seconds, shape ``[steps]``.
+        rows: rows per step, shape ``[steps]``.
+        tta_s: seconds to the learner's target; None where it was not reached.
+        final_metric: the metric at the end.
+    """
+
+    step_s: FloatArray
+    rows: IntArray
+    tta_s: float | None
+    final_metric: float | None
+
+    @property
+    def total_s(self) -> float:
+        """Duration in seconds."""
+        return float(self.step_s.sum())
+
+
+def play_real_oracle(
+    scenario: Scenario, learner: SgdLearner, reference_batch_size: int, *, delay_steps: int = 0
+) -> RealRun:
+    """Play ``rex``'s own rule without its ignorance: the batch of the best goodput, split exactly, at AdaScale's rate.
+
+    Args:
+        scenario: cluster, script and limits of the global batch.
+        learner: a fresh one.
+        reference_batch_size: ``M0``, the smallest batch.
+        delay_steps: how many steps after it began or ended an episode is known.
+
+    Raises:
+        InfeasibleError: the reference batch does not fit the cluster.
+    """
+    times = StepTimes([line.profile for line in scenario.timelines], scenario.network)
+    most = min(scenario.problem.max_global_batch_size or times.most_rows, times.most_rows)
+    batches = np.arange(reference_batch_size, max(most, reference_batch_size) + 1)
+    rows_per_s = batches / times.balanced_s(batches)
+
+    def best(noise_scale: float | None) -> int:
+        if noise_scale is None:
+            return reference_batch_size
+        worth = np.ones(batches.size) if np.isinf(noise_scale) else 1.0 / (noise_scale + batches)
+        return int(batches[np.argmax(rows_per_s * worth)])
+
+    schedule = _Schedule(reference_batch_size)
+    oracle = ScriptedOracle(
+        timelines=scenario.timelines,
+        network=scenario.network,
+        num_steps=_most_steps(learner, reference_batch_size),
+        delay_steps=delay_steps,
+    )
+    batch, rows, step_s = reference_batch_size, list[int](), list[FloatArray]()
+    while not learner.is_done:
+        if len(rows) % _LOOK_STEPS == 0:
+            batch = best(learner.noise_scale)
+        taken = min(batch, learner.num_rows_left)
+        step_s.append(oracle.step_s(max(taken, times.num_workers), len(rows), 1))
+        learner.advance(taken, schedule.factor(batch, learner.noise_scale, len(rows)))
+        rows.append(taken)
+    return _finished(learner, np.concatenate(step_s), rows)
+
+
+def play_real_fixed(
+    scenario: Scenario, learner: SgdLearner, reference_batch_size: int, global_batch_size: int, shares: SharesRule
+) -> RealRun:
+    """Play one global batch from start to end, its learning rate AdaScale's for the noise scale of the moment.
+
+    The shares are those of the quiet curves: whoever fixes a batch beforehand knows of no slowdown. Under ``"equal"``
+    a worker whose memory is full leaves its rest to the others.
+
+    Args:
+        scenario: cluster and script.
+        learner: a fresh one.
+        reference_batch_size: ``M0``, the batch that the learning rate is meant for.
+        global_batch_size: the batch.
+        shares: how it is split.
+
+    Raises:
+        InfeasibleError: the batch does not fit the cluster.
+    """
+    kind = _EqualShares if shares == "equal" else ScriptedOracle
+    num_steps = _most_steps(learner, global_batch_size)
+    oracle = kind(timelines=scenario.timelines, network=scenario.network, num_steps=num_steps, delay_steps=None)
+    schedule = _Schedule(reference_batch_size)
+    rows = list[int]()
+    while not learner.is_done:
+        taken = min(global_batch_size, learner.num_rows_left)
+        learner.advance(taken, schedule.factor(global_batch_size, learner.noise_scale, len(rows)))
+        rows.append(taken)
+    step_s = oracle.step_s(global_batch_size, 0, len(rows))
+    for step in np.flatnonzero(np.array(rows) != global_batch_size).tolist():
+        step_s[step] = oracle.step_s(max(rows[step], len(scenario.timelines)), step, 1)[0]
+    return _finished(learner, step_s, rows)
+
+
+def seconds_to_target(learner: SgdLearner, step_s: FloatArray) -> float | None:
+    """Return the virtual seconds to the learner's target, given each step's; None where it was not reached."""
+    steps = learner.steps_to_target()
+    return None if steps is None else float(step_s[:steps].sum())
+
+
+class _EqualShares(ScriptedOracle):
+    """Equal shares within the workers' memory, whatever the curves."""
+
+    def shares(self, global_batch_size: int, step: int) -> tuple[int, ...]:
+        """Return the rows per rank at a step."""
+        del step
+        caps = [line.profile.max_local_batch_size for line in self.timelines]
+        rows = apportion(global_batch_size, np.ones(len(caps)), np.ones(len(caps), dtype=np.int64), caps)
+        return tuple(rows.tolist())
+
+
+@dataclass(slots=True)
+class _Schedule:
+    """AdaScale's factor, held until the noise scale has moved it by more than a tenth."""
+
+    reference_batch_size: int
+    batch: int = 0
+    held: float = 1.0
+
+    def factor(self, batch: int, noise_scale: float | None, step: int) -> float:
+        """Return the factor of a step."""
+        if batch == self.batch and step % _LOOK_STEPS:
+            return self.held
+        reference = self.reference_batch_size
+        fresh = adascale_gain(batch / reference, noise_scale, reference)
+        if batch != self.batch or abs(fresh / self.held - 1.0) > _LR_TOLERANCE:
+            self.batch, self.held = batch, fresh
+        return self.held
+
+
+def _most_steps(learner: SgdLearner, batch: int) -> int:
+    return learner.num_epochs * -(-learner.dataset_size // batch)
+
+
+def _finished(learner: SgdLearner, step_s: FloatArray, rows: list[int]) -> RealRun:
+    return RealRun(
+        step_s=step_s,
+        rows=frozen(np.array(rows)),
+        tta_s=seconds_to_target(learner, step_s),
+        final_metric=learner.final_metric,
+    )

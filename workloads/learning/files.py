@@ -1,0 +1,94 @@
+"""Image sets from files: CIFAR-10 as one npz of JPEGs, decoded once; Fashion-MNIST as idx files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rex_ray.core.errors import ConfigError
+from workloads.idx import find_idx, read_idx
+from workloads.learning.images import Images
+
+__all__ = ["CACHE", "load_cifar10", "load_fashion_mnist"]
+
+CACHE = Path.home() / ".cache" / "rex_ray" / "cifar10"
+_NAME = "cifar10_jpeg.npz"
+
+
+def load_cifar10(folder: Path, cache: Path = CACHE) -> tuple[Images, Images]:
+    """Return training and test set.
+
+    Args:
+        folder: holds ``cifar10_jpeg.npz``: ``jpeg`` (all files end to end), ``offset`` (where each begins, and where
+            the last ends), ``label``, ``is_train``.
+        cache: where the decoded pixels are kept.
+
+    Raises:
+        ConfigError: the file is missing or is not what it should be.
+    """
+    path = folder / _NAME
+    if not path.is_file():
+        raise ConfigError(f"{folder} holds no {_NAME}; give data_dir, or train fashion_mnist instead")
+    with np.load(path, allow_pickle=False) as stored:
+        missing = {"jpeg", "offset", "label", "is_train"} - set(stored.files)
+        if missing:
+            raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}; it must hold the JPEGs and their labels")
+        offset, label, is_train = stored["offset"], stored["label"], stored["is_train"]
+        if not len(offset) - 1 == len(label) == len(is_train):
+            raise ConfigError(f"{path}: {len(offset) - 1} images, {len(label)} labels and {len(is_train)} marks differ")
+        jpeg = stored["jpeg"]
+        kept = cache / f"{hashlib.sha256(jpeg.tobytes()).hexdigest()[:16]}.npy"
+        pixels = np.load(kept, mmap_mode="r") if kept.is_file() else _decoded(jpeg, offset)
+    if not kept.is_file():
+        _write(kept, pixels)
+    return (
+        Images(pixels=pixels[is_train], labels=label[is_train]),
+        Images(pixels=pixels[~is_train], labels=label[~is_train]),
+    )
+
+
+def load_fashion_mnist(folder: Path) -> tuple[Images, Images]:
+    """Return training and test set from the four idx files.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or images and labels do not belong together.
+    """
+    sets = []
+    for prefix in ("train", "t10k"):
+        arrays = []
+        for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+            path = find_idx(folder, f"{prefix}-{kind}")
+            if path is None:
+                raise ConfigError(f"{folder} holds no {prefix}-{kind}; give data_dir (Debian: dataset-fashion-mnist)")
+            arrays.append(read_idx(path))
+        pixels, labels = arrays
+        if pixels.ndim != 3 or labels.ndim != 1 or len(pixels) != len(labels):
+            raise ConfigError(f"{folder}: images {pixels.shape} and labels {labels.shape} do not match")
+        sets.append(Images(pixels=pixels[..., None], labels=labels))
+    return sets[0], sets[1]
+
+
+def _decoded(jpeg: npt.NDArray[np.uint8], offset: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    try:
+        from PIL import Image  # noqa: PLC0415  (an optional extra, needed once)
+    except ImportError as error:
+        raise ConfigError("decoding JPEGs needs Pillow: pip install 'rex-ray[vision]'") from error
+    images = [
+        np.asarray(Image.open(io.BytesIO(jpeg[start:end].tobytes())).convert("RGB"))
+        for start, end in zip(offset[:-1].tolist(), offset[1:].tolist(), strict=True)
+    ]
+    return np.stack(images)
+
+
+def _write(path: Path, pixels: npt.NDArray[np.uint8]) -> None:
+    """Write all or nothing: another process may read at this moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    with part.open("wb") as stream:
+        np.save(stream, pixels)
+    part.replace(path)

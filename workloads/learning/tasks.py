@@ -1,0 +1,107 @@
+"""The tasks by name: which data, which model, which recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from rex_ray.core.errors import ConfigError, nearest_name_hint
+from workloads.learning.files import load_cifar10, load_fashion_mnist
+from workloads.learning.images import Augmentation, Images, ImageTask
+from workloads.learning.models import convolutional, perceptron
+from workloads.learning.recipe import Recipe, Task
+
+__all__ = ["load_task", "task_names"]
+
+_REPOSITORY = Path(__file__).parents[2]
+_SHARED = _REPOSITORY.parent / "shared" / "data"
+_DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
+
+_CIFAR10 = Recipe(num_epochs=12, reference_batch_size=256, learning_rate=0.1, target=0.6)
+_FASHION = Recipe(num_epochs=8, reference_batch_size=256, learning_rate=0.1, target=0.88)
+_DIGITS = Recipe(num_epochs=12, reference_batch_size=16, learning_rate=0.05, weight_decay=1e-4, target=0.9)
+
+
+def task_names() -> tuple[str, ...]:
+    """Return the names of all tasks."""
+    return tuple(_BUILDERS)
+
+
+def load_task(name: str, data_dir: Path | None = None) -> Task:
+    """Return a task with its data; loaded once per process.
+
+    Args:
+        name: see ``task_names``; one that ends in ``"_quick"`` has fewer rows and epochs, to see that all works.
+        data_dir: where its files are; default: beside the repository, or where the system's package has them.
+
+    Raises:
+        ConfigError: there is no such task, or its files are missing.
+    """
+    if name not in _BUILDERS:
+        raise ConfigError(f"no task of real SGD is called {name!r}{nearest_name_hint(name, _BUILDERS)}")
+    return _loaded(name, None if data_dir is None else data_dir.resolve())
+
+
+@cache
+def _loaded(name: str, data_dir: Path | None) -> Task:
+    return _BUILDERS[name](data_dir)
+
+
+def _cifar10(data_dir: Path | None) -> ImageTask:
+    train, test = load_cifar10(data_dir or _SHARED)
+    return ImageTask(
+        name="cifar10",
+        recipe=_CIFAR10,
+        train=train,
+        test=test,
+        augmentation=Augmentation(flip=True, max_shift=2),
+        build=lambda: convolutional(3, 32, 10),
+    )
+
+
+def _cifar10_quick(data_dir: Path | None) -> ImageTask:
+    whole = _cifar10(data_dir)
+    recipe = replace(whole.recipe, num_epochs=4, target=0.42)
+    train, test = whole.train.first(8192), whole.test.first(2000)
+    return replace(whole, name="cifar10_quick", recipe=recipe, train=train, test=test)
+
+
+def _fashion(data_dir: Path | None) -> ImageTask:
+    train, test = load_fashion_mnist(data_dir or _DEBIAN)
+    return ImageTask(
+        name="fashion_mnist",
+        recipe=_FASHION,
+        train=train,
+        test=test,
+        augmentation=Augmentation(flip=True, max_shift=1),
+        build=lambda: convolutional(1, 28, 10),
+    )
+
+
+def _digits(data_dir: Path | None) -> ImageTask:
+    del data_dir  # they come with scikit-learn
+    from sklearn.datasets import load_digits  # noqa: PLC0415  (slow to import, needed here alone)
+
+    found = load_digits()
+    pixels = (found.images * 15).astype(np.uint8)[..., None]
+    images = Images(pixels=pixels, labels=found.target.astype(np.uint8))
+    return ImageTask(
+        name="digits",
+        recipe=_DIGITS,
+        train=images.first(1437),
+        test=Images(pixels=images.pixels[1437:], labels=images.labels[1437:]),
+        augmentation=Augmentation(),
+        build=lambda: perceptron(64, 32, 10),
+    )
+
+
+_BUILDERS: Mapping[str, Callable[[Path | None], Task]] = {
+    "cifar10": _cifar10,
+    "cifar10_quick": _cifar10_quick,
+    "fashion_mnist": _fashion,
+    "digits": _digits,
+}
