@@ -108,11 +108,11 @@ def test_it_learns_and_ends_with_its_epochs() -> None:
     learner = make_learner("digits", seed=0)
     step = 0
     while not learner.is_done:
-        rows = min(32, learner.num_rows_left)
+        rows = min(64, learner.num_rows_left)
         assert (learner.norms(step, [rows]) is None) == bool(step % 4)
         learner.advance(rows, 1.0)
         step += 1
-    assert step == learner.num_epochs * -(-learner.dataset_size // 32)
+    assert step == learner.num_epochs * -(-learner.dataset_size // 64)
     assert len(learner.evaluations) == learner.num_epochs * load_task("digits").recipe.evaluations_per_epoch
     assert learner.evaluations[-1].num_rows == learner.num_epochs * learner.dataset_size
     assert learner.final_metric is not None

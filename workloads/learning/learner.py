@@ -14,8 +14,9 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.core.noise_scale import moments_of_sums
 from rex_ray.core.types import read_only
 from rex_ray.sim.seams import StepNorms
-from workloads.learning.path import TrainedPath, WayThrough
+from workloads.learning.path import KeptPath, TrainedPath, WayThrough
 from workloads.learning.recipe import Task
+from workloads.learning.store import PathStore
 from workloads.learning.tasks import load_task
 from workloads.learning.training import CHUNK_ROWS, ChunkNorms
 
@@ -23,6 +24,9 @@ __all__ = ["NORM_INTERVAL_STEPS", "Evaluation", "SgdLearner", "make_learner"]
 
 NORM_INTERVAL_STEPS = 4
 """Norms are measured at every so many steps, as in a live run by default."""
+
+# Raised when the code of a step changes what comes of it: paths that were kept before are not read any more.
+_LAW = 1
 
 # The noise scale that the oracle is told remembers about so many rows' steps; fewer groups than these say nothing.
 _MEMORY_ROWS = 16384
@@ -198,8 +202,11 @@ def make_learner(
     reference = loaded.recipe.reference_batch_size if reference_batch_size is None else reference_batch_size
     if not 0 < reference <= loaded.dataset_size:
         raise ConfigError(f"a reference batch of {reference} rows does not fit {loaded.dataset_size} rows of {task}")
-    del cache_dir
-    return SgdLearner(loaded, TrainedPath(loaded, seed))
+    if cache_dir is None:
+        return SgdLearner(loaded, TrainedPath(loaded, seed))
+    # Sums are taken in the order that torch and the processor's instructions have them in.
+    identity = f"{_LAW}/{loaded.fingerprint}/{seed}/{torch.__version__}/{torch.backends.cpu.get_cpu_capability()}"
+    return SgdLearner(loaded, KeptPath(loaded, seed, PathStore(cache_dir, identity)))
 
 
 def _rows_of_chunks(num_rows: int) -> np.typing.NDArray[np.int64]:

@@ -23,7 +23,7 @@ _DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fa
 
 _CIFAR10 = Recipe(num_epochs=12, reference_batch_size=256, learning_rate=0.1, target=0.6)
 _FASHION = Recipe(num_epochs=8, reference_batch_size=256, learning_rate=0.1, target=0.88)
-_DIGITS = Recipe(num_epochs=12, reference_batch_size=16, learning_rate=0.05, weight_decay=1e-4, target=0.9)
+_DIGITS = Recipe(num_epochs=24, reference_batch_size=64, learning_rate=0.1, weight_decay=1e-4, target=0.9)
 
 
 def task_names() -> tuple[str, ...]:
