@@ -15,6 +15,7 @@ import os
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -79,15 +80,15 @@ class PathStore:
         path = self._file(node, num_rows, lr_factor)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        arrays: dict[str, Any] = {
+            "sq_norms": np.stack([norms.sq_norms for norms in run.norms]),
+            "global_sq_norm": np.array([norms.global_sq_norm for norms in run.norms]),
+            "evaluated": np.array(list(run.metrics), dtype=np.int64),
+            "metric": np.array(list(run.metrics.values()), dtype=np.float64),
+            **(run.state or {}),
+        }
         with part.open("wb") as stream:
-            np.savez(
-                stream,
-                sq_norms=np.stack([norms.sq_norms for norms in run.norms]),
-                global_sq_norm=np.array([norms.global_sq_norm for norms in run.norms]),
-                evaluated=np.array(list(run.metrics), dtype=np.int64),
-                metric=np.array(list(run.metrics.values()), dtype=np.float64),
-                **(run.state or {}),
-            )
+            np.savez(stream, **arrays)
         part.replace(path)
 
     def _read(self, path: Path) -> Run | None:
