@@ -5,7 +5,7 @@ from __future__ import annotations
 from rex_ray.scenario.cluster import format_cluster, parse_cluster
 from rex_ray.scenario.episodes import Episode, random_episodes, rotating_episodes, slowdown_factor
 from rex_ray.scenario.learning import LearningCurve, learning_names, load_learning
-from rex_ray.scenario.network import NetworkModel, load_network
+from rex_ray.scenario.network import MeasuredShapes, NetworkModel, Overlap, load_network, load_shapes
 from rex_ray.scenario.noise import NoiseModel
 from rex_ray.scenario.optimum import true_optimum
 from rex_ray.scenario.profiles import (
@@ -18,14 +18,16 @@ from rex_ray.scenario.profiles import (
     workload_names,
 )
 from rex_ray.scenario.shapes import StepTimeShape
-from rex_ray.scenario.timeline import OwnTime, WorkerTimeline
+from rex_ray.scenario.timeline import OwnTime, WorkerTimeline, own_times
 
 __all__ = [
     "DeviceProfile",
     "Episode",
     "LearningCurve",
+    "MeasuredShapes",
     "NetworkModel",
     "NoiseModel",
+    "Overlap",
     "OwnTime",
     "Source",
     "StepTimeShape",
@@ -36,7 +38,9 @@ __all__ = [
     "load_learning",
     "load_network",
     "load_profile",
+    "load_shapes",
     "optimal_split",
+    "own_times",
     "parse_cluster",
     "profile_names",
     "random_episodes",

@@ -18,7 +18,7 @@ from rex_ray.scenario.noise import NoiseModel
 from rex_ray.scenario.profiles import DeviceProfile
 from rex_ray.scenario.shapes import StepTimeShape
 
-__all__ = ["OwnTime", "WorkerTimeline"]
+__all__ = ["OwnTime", "WorkerTimeline", "own_times"]
 
 _QUIET = NoiseModel.quiet()
 _PLAIN = StepTimeShape()
@@ -130,6 +130,24 @@ class WorkerTimeline:
     def _loader_s(self, num_rows: int) -> float:
         rate = self.shape.loader_rows_per_s
         return num_rows / rate * self.time_scale if rate else 0.0
+
+
+def own_times(
+    timelines: Sequence[WorkerTimeline], start: int, stop: int, num_rows: Sequence[int]
+) -> tuple[FloatArray, FloatArray]:
+    """Return every worker's wait for data and its computing in seconds, both of shape ``[stop - start, n]``.
+
+    Args:
+        timelines: one per rank.
+        start: first optimizer step.
+        stop: the step after the last.
+        num_rows: rows per rank in each.
+    """
+    data_s = np.empty((stop - start, len(num_rows)))
+    compute_s = np.empty_like(data_s)
+    for rank, (line, mine) in enumerate(zip(timelines, num_rows, strict=True)):
+        data_s[:, rank], compute_s[:, rank] = line.own_times(start, stop, mine, num_rows)
+    return data_s, compute_s
 
 
 # A simulation asks for the same few sizes thousands of times, and interpolating costs more than all else here.

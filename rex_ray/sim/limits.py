@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rex_ray.core.errors import ConfigError, InfeasibleError, nearest_name_hint
 from rex_ray.scenario.cluster import format_cluster
 from rex_ray.scenario.learning import load_learning
-from rex_ray.scenario.network import NetworkModel, load_network, measured_networks
+from rex_ray.scenario.network import NetworkModel, Overlap, load_network, load_shapes, measured_networks
 from rex_ray.scenario.profiles import DeviceProfile, Source, device_names, load_profile
 from rex_ray.sim.oracle import FixedBatch, Limits
 from rex_ray.sim.step_times import StepTimes
@@ -78,7 +78,7 @@ def cluster_limits(
         reference_batch_size: ``M0``: where training starts, and the smallest batch considered; default the source's
             own reference batch, or a row per worker where that is more.
         bsp_batches: fixed batches to compare with; default the reference batch and its doublings.
-        network: kind of device whose measured all-reduce times count, or ``"none"``.
+        network: see ``network_model``.
 
     Raises:
         ConfigError: an unknown name, a pair without a profile, or a reference batch that does not fit.
@@ -116,11 +116,30 @@ def cluster_limits(
 def network_model(workload: str, network: str) -> NetworkModel:
     """Return the network of one kind of device, or none at all.
 
+    Args:
+        workload: whose gradients are reduced.
+        network: ``"T4"``: the straight line fitted to that kind's cluster, one worker a node; ``"T4:4"``: interpolated
+            between its measured shapes, four workers a node; either with ``"+overlap"``: reduced beside the backward
+            pass, see ``scenario.Overlap``; ``"none"``.
+
     Raises:
         ConfigError: no all-reduce times were measured there; names those that were.
     """
     if network == NO_NETWORK:
         return NetworkModel()
+    device, plus, option = network.partition("+")
+    device, colon, per_node = device.partition(":")
+    if (plus and option != "overlap") or (colon and not (per_node.isdecimal() and int(per_node) > 0)):
+        raise ConfigError(f"network {network!r} is none of DEVICE, DEVICE:GPUS_PER_NODE, either with +overlap, or none")
+    model = _by_shape(workload, device, int(per_node)) if colon else _by_line(workload, device)
+    return replace(model, overlap=Overlap()) if plus else model
+
+
+def _by_shape(workload: str, device: str, gpus_per_node: int) -> NetworkModel:
+    return NetworkModel(shapes=load_shapes(workload, device), gpus_per_node=gpus_per_node)
+
+
+def _by_line(workload: str, network: str) -> NetworkModel:
     measured = [device for device in device_names() if (device, workload) in measured_networks()]
     if network not in measured:
         raise ConfigError(

@@ -22,7 +22,7 @@ from rex_ray.scenario.noise import NoiseModel
 from rex_ray.scenario.optimum import true_optimum
 from rex_ray.scenario.profiles import optimal_split
 from rex_ray.scenario.shapes import StepTimeShape
-from rex_ray.scenario.timeline import WorkerTimeline
+from rex_ray.scenario.timeline import WorkerTimeline, own_times
 from rex_ray.sim.oracle import Limits
 from rex_ray.sim.step_times import StepTimes
 
@@ -73,7 +73,7 @@ class ScriptedOracle:
     _splits: dict[tuple[int, bytes], tuple[int, ...]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._true = _unrolled(self.timelines, self.num_steps)
+        self._true = np.stack([line.slowdowns(0, self.num_steps) for line in self.timelines], axis=1)
         self._known = np.ones_like(self._true)
         if self.delay_steps is not None and self.delay_steps < self.num_steps:
             self._known[self.delay_steps :] = self._true[: self.num_steps - self.delay_steps]
@@ -94,7 +94,7 @@ class ScriptedOracle:
             stop = min(int(self._borders[place + 1]), end)
             result[start - first_step : stop - first_step] = self._piece(global_batch_size, start, stop)
             start, place = stop, place + 1
-        return result + self.network.all_reduce_s(len(self.timelines))
+        return result
 
     @property
     def slowdowns(self) -> FloatArray:
@@ -116,29 +116,10 @@ class ScriptedOracle:
 
     def _piece(self, global_batch_size: int, start: int, stop: int) -> FloatArray:
         rows = self.shares(global_batch_size, start)
-        own_s = np.array(
-            [
-                line.quiet_time_s(mine, rows, slowdown=factor)
-                for line, mine, factor in zip(self.timelines, rows, self._true[start].tolist(), strict=True)
-            ]
-        )
-        if all(line.noise == _QUIET for line in self.timelines):
-            return np.full(stop - start, own_s.max())
-        noise = [
-            [line.noise.factor(line.seed, line.rank, step) for line in self.timelines] for step in range(start, stop)
-        ]
-        slowest: FloatArray = (np.array(noise) * own_s).max(axis=1)
-        return slowest
-
-
-def _unrolled(timelines: Sequence[WorkerTimeline], num_steps: int) -> FloatArray:
-    """Factor of the script per step and rank, shape ``[num_steps, n]``."""
-    factors = np.ones((num_steps, len(timelines)))
-    for rank, line in enumerate(timelines):
-        for episode in line.episodes:
-            stop = num_steps if episode.num_steps is None else episode.start_step + episode.num_steps
-            factors[episode.start_step : stop, rank] *= episode.factor
-    return factors
+        # Without noise all steps of a piece are alike.
+        end = start + 1 if all(line.noise == _QUIET for line in self.timelines) else stop
+        data_s, compute_s = own_times(self.timelines, start, end, rows)
+        return np.broadcast_to(self.network.step_s(data_s, compute_s), stop - start)
 
 
 def _best_shares(timelines: Sequence[WorkerTimeline], batch: int, slowdowns: FloatArray) -> tuple[int, ...]:

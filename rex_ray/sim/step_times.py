@@ -25,7 +25,7 @@ class StepTimes:
 
     Args:
         profiles: one per rank.
-        network: the reduction's time, which is added to every step.
+        network: the reduction's time, and how it joins the slowest worker's.
         scales: present factor on each rank's times (a slowdown), default 1.
     """
 
@@ -33,7 +33,7 @@ class StepTimes:
         self, profiles: Sequence[DeviceProfile], network: NetworkModel, scales: Sequence[float] | None = None
     ) -> None:
         self.num_workers = len(profiles)
-        self.sync_s = network.all_reduce_s(self.num_workers)
+        self._network = network
         factors = [1.0] * len(profiles) if scales is None else scales
         ranks = [(id(profile), factor) for profile, factor in zip(profiles, factors, strict=True)]
         counts = Counter(ranks)
@@ -66,8 +66,8 @@ class StepTimes:
         """
         self._check_all(global_batch_size)
         last = np.searchsorted(self._further_rows, global_batch_size - self.num_workers)
-        result: FloatArray = np.maximum(self._firsts_s, self._further_s[last]) + self.sync_s
-        return result
+        slowest_s: FloatArray = np.maximum(self._firsts_s, self._further_s[last])
+        return self._network.step_of_slowest_s(slowest_s, self.num_workers)
 
     def equal_s(self, global_batch_size: IntArray) -> FloatArray:
         """Return the step time under equal shares, same shape; rows that do not divide go to the lower ranks.
@@ -94,8 +94,7 @@ class StepTimes:
             extra = (rest > 0) & (level < cap)
             rest = rest - extra
             slowest = np.maximum(slowest, own_s[np.minimum(level + extra, cap) - 1])
-        result: FloatArray = slowest + self.sync_s
-        return result
+        return self._network.step_of_slowest_s(slowest, self.num_workers)
 
     def check(self, global_batch_size: int) -> None:
         """Raise InfeasibleError unless every worker can have a row and all rows fit."""

@@ -14,6 +14,7 @@ import numpy as np
 from rex_ray.control.whole_steps import WholeSteps
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import FloatArray, StepFlag
+from rex_ray.scenario.timeline import own_times
 from rex_ray.sim.seams import StepNorms
 from rex_ray.sim.world import Scenario
 
@@ -60,28 +61,23 @@ class Stretch:
         """
         # Stretches end where those of a run without any switch would, and with them the blocks of noise.
         stop = step + 1 if is_single else step - step % _STEPS + _STEPS
-        n = len(num_rows)
-        times_s = np.empty((4, stop - step, n))
-        for rank, line in enumerate(scenario.timelines):
-            times_s[0, :, rank], times_s[1, :, rank] = line.own_times(step, stop, num_rows[rank], num_rows)
-        own_s = times_s[0] + times_s[1]
-        slowest_s = own_s.max(axis=1)
-        step_s = slowest_s + scenario.network.all_reduce_s(n)
-        times_s[2] = step_s[:, None] - own_s
-        times_s[3] = step_s[:, None]
+        data_s, compute_s = own_times(scenario.timelines, step, stop, num_rows)
+        own_s = data_s + compute_s
+        step_s = scenario.network.step_s(data_s, compute_s)
+        whole_s = np.broadcast_to(step_s[:, None], own_s.shape)
         return cls(
             first_step=step,
             num_rows=tuple(num_rows),
             own_s=own_s,
             step_s=step_s.tolist(),
-            slowest_s=slowest_s.tolist(),
+            slowest_s=own_s.max(axis=1).tolist(),
             mean_own_s=own_s.mean(axis=1).tolist(),
             whole=WholeSteps.of(
                 generation=scenario.generation,
                 allocation_version=version,
                 num_rows=num_rows,
                 first_step=step,
-                times_s=times_s,
+                times_s=np.stack([data_s, compute_s, whole_s - own_s, whole_s]),
             ),
         )
 
