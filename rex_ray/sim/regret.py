@@ -7,7 +7,7 @@ then are the batches: the learning rate that went with them, and that they were 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,20 +15,16 @@ import numpy as np
 
 from rex_ray.control.notes import Decided
 from rex_ray.core.apportion import rows_per_rank
-from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import FloatArray, IntArray
 from rex_ray.policies.limits import equal_shares
 from rex_ray.scenario.learning import LearningCurve
+from rex_ray.scenario.timeline import own_times
 from rex_ray.sim.engine import SimulatedRun
 from rex_ray.sim.learners import TraceLearner
 from rex_ray.sim.scripted_oracle import ScriptedOracle
 from rex_ray.sim.world import Scenario
 
 __all__ = ["Ledger", "ledger"]
-
-_SAME_TIME = 1e-6
-"""A run's time and that of its steps with the charges agree to this fraction, or something was charged that the
-ledger was not told of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +66,7 @@ class Ledger:
         return {**shares, "growth": self.growth_s, **rate, "charged": self.charged_s}
 
 
-def ledger(
-    run: SimulatedRun,
-    scenario: Scenario,
-    *,
-    oracle_s: float,
-    learning: LearningCurve | None = None,
-    charged_s: float = 0.0,
-) -> Ledger:
+def ledger(run: SimulatedRun, scenario: Scenario, *, oracle_s: float, learning: LearningCurve | None = None) -> Ledger:
     """Split ``run.total_s - oracle_s`` into its causes.
 
     Args:
@@ -86,17 +75,7 @@ def ledger(
         oracle_s: what the oracle takes to the same end, see ``oracle_run``.
         learning: the curve that a ``TraceLearner`` made progress by; None: training itself did, and what a learning
             rate withholds cannot be told from what a batch does.
-        charged_s: part of the run's time that was charged for control and is in no step's duration.
-
-    Raises:
-        ConfigError: the charges do not account for the difference between the run's time and that of its steps.
     """
-    steps_s = float(run.step_s.sum())
-    if abs(run.total_s - steps_s - charged_s) > _SAME_TIME * run.total_s:
-        raise ConfigError(
-            f"a run of {run.total_s:.6g} s has steps of {steps_s:.6g} s and charges of {charged_s:.6g} s: pass what "
-            "was charged beside the steps as charged_s"
-        )
     books = _Books(run=run, scenario=scenario)
     for piece in books.pieces():
         books.enter(piece)
@@ -104,7 +83,7 @@ def ledger(
     if learning is not None:
         used = _share_of_progress(run, learning, scenario.problem.global_batch_size)
         rate_s = float((books.exact_s * (1 - used)).sum())
-    known_s = books.sensing_s + books.lag_s + books.spline_s + books.exploration_s + (rate_s or 0.0) + charged_s
+    known_s = books.sensing_s + books.lag_s + books.spline_s + books.exploration_s + (rate_s or 0.0) + run.charged_s
     return Ledger(
         sensing_s=books.sensing_s,
         lag_s=books.lag_s,
@@ -112,7 +91,7 @@ def ledger(
         exploration_s=books.exploration_s,
         growth_s=run.total_s - oracle_s - known_s,
         rate_s=rate_s,
-        charged_s=charged_s,
+        charged_s=run.charged_s,
     )
 
 
@@ -154,21 +133,17 @@ class _Books:
     exact_s: FloatArray = field(init=False)
     _oracle: ScriptedOracle = field(init=False)
     _rows: IntArray = field(init=False)
-    _noise: FloatArray = field(init=False)
-    _sync_s: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
         run, lines = self.run, self.scenario.timelines
-        self._oracle = ScriptedOracle(timelines=lines, network=self.scenario.network, num_steps=len(run.steps))
+        self._oracle = ScriptedOracle(timelines=lines, network=self.scenario.network, num_steps=run.step_s.size)
         # An epoch's last rows may be fewer than workers, which no split of the oracle's knows.
-        self._rows = np.array([max(int(step.num_rows.sum()), len(lines)) for step in run.steps])
-        self._noise = np.ones_like(run.own_s)
-        self._sync_s = run.step_s - run.own_s.max(axis=1)
+        self._rows = np.maximum(run.num_rows, len(lines))
         self.exact_s = np.zeros_like(run.step_s)
 
     def pieces(self) -> Iterator[_Piece]:
         """Cut the run wherever anything but noise changes."""
-        num_steps, switches = len(self.run.steps), dict(self.run.allocations)
+        num_steps, switches = self.run.step_s.size, dict(self.run.allocations)
         published = self._published()
         speeds = self._oracle.slowdowns
         borders = {0, num_steps, *switches, *(min(item.step + 1, num_steps) for item in published)}
@@ -187,42 +162,32 @@ class _Books:
 
     def enter(self, piece: _Piece) -> None:
         """Enter a piece's seconds: from what ran to the exact split of the moment."""
-        steps, rows = slice(piece.start, piece.stop), int(self._rows[piece.start])
-        ran = rows_per_rank(rows, piece.in_force)
-        own_s = self.run.own_s[steps]
-        quiet_s = self._quiet_s(ran, piece.start)
-        has_rows = quiet_s > 0
-        self._noise[steps, has_rows] = own_s[:, has_rows] / quiet_s[has_rows]
-        for rank in np.flatnonzero(~has_rows).tolist():
-            line = self.scenario.timelines[rank]
-            drawn = [line.noise.factor(line.seed, rank, step) for step in range(piece.start, piece.stop)]
-            self._noise[steps, rank] = drawn
-        right = self._oracle.shares(rows, piece.published.world_step)
-        waited_s = self._slowest_s(rows_per_rank(rows, piece.published.shares), piece)
-        believed_s = self._slowest_s(right, piece)
-        exact_s = self._slowest_s(self._oracle.shares(rows, piece.start), piece)
-        self.lag_s += float((own_s.max(axis=1) - waited_s).sum())
+        steps, rows, published = slice(piece.start, piece.stop), int(self._rows[piece.start]), piece.published
+        ran_s = self.run.step_s[steps]
+        if piece.in_force == published.shares:
+            waited_s = ran_s
+        else:
+            waited_s = self._steps_s(rows_per_rank(int(self.run.num_rows[piece.start]), published.shares), piece)
+        believed_s = self._steps_s(self._oracle.shares(rows, published.world_step), piece)
+        exact_s = self._steps_s(self._oracle.shares(rows, piece.start), piece)
+        self.lag_s += float((ran_s - waited_s).sum())
         missed_s = float((waited_s - believed_s).sum())
-        if piece.published.is_exploring:
+        if published.is_exploring:
             self.exploration_s += missed_s
         else:
             self.spline_s += missed_s
         self.sensing_s += float((believed_s - exact_s).sum())
-        self.exact_s[steps] = exact_s + self._sync_s[steps]
+        self.exact_s[steps] = exact_s
 
-    def _slowest_s(self, shares: tuple[int, ...], piece: _Piece) -> FloatArray:
-        own_s = self._noise[piece.start : piece.stop] * self._quiet_s(shares, piece.start)
-        slowest: FloatArray = own_s.max(axis=1)
-        return slowest
+    def _steps_s(self, shares: Sequence[int], piece: _Piece) -> FloatArray:
+        """Return what a piece's steps would have taken with other shares, at the same noise."""
+        return self.scenario.network.step_s(*own_times(self.scenario.timelines, piece.start, piece.stop, shares))
 
-    def _quiet_s(self, shares: tuple[int, ...], step: int) -> FloatArray:
-        speeds = self._oracle.slowdowns[step].tolist()
-        lines = self.scenario.timelines
-        return np.array(
-            [
-                line.quiet_time_s(rows, shares, slowdown=factor)
-                for line, rows, factor in zip(lines, shares, speeds, strict=True)
-            ]
+    def _quiet_s(self, shares: tuple[int, ...], step: int) -> float:
+        speeds, lines = self._oracle.slowdowns[step].tolist(), self.scenario.timelines
+        return max(
+            line.quiet_time_s(rows, shares, slowdown=factor)
+            for line, rows, factor in zip(lines, shares, speeds, strict=True)
         )
 
     def _published(self) -> list[_Published]:
@@ -242,7 +207,7 @@ class _Books:
             if version is not None and note.proposal is not None and version not in asked:
                 asked[version] = (note.step, note.proposal.local_batch_sizes, note.kind)
         found: list[_Published] = []
-        is_ignorant, world_step, last = True, 0, len(self.run.steps) - 1
+        is_ignorant, world_step, last = True, 0, self.run.step_s.size - 1
         for _, (step, shares, kind) in sorted(asked.items()):
             is_ignorant = is_ignorant and shares == equal_shares(self.scenario.problem, sum(shares))
             here = min(max(step, 0), last)
@@ -254,7 +219,7 @@ class _Books:
     def _excess(self, shares: tuple[int, ...], step: int) -> float:
         """Return how many times as long as the exact split the shares take in the world of a step."""
         exact = self._oracle.shares(sum(shares), step)
-        return float(self._quiet_s(shares, step).max() / self._quiet_s(exact, step).max())
+        return self._quiet_s(shares, step) / self._quiet_s(exact, step)
 
 
 def _share_of_progress(run: SimulatedRun, learning: LearningCurve, reference_batch_size: int) -> FloatArray:
@@ -262,9 +227,9 @@ def _share_of_progress(run: SimulatedRun, learning: LearningCurve, reference_bat
     replayed = TraceLearner(learning=learning, reference_batch_size=reference_batch_size)
     switches = dict(run.allocations)
     shares, factor = [], 1.0
-    for index, step in enumerate(run.steps):
-        factor = switches[index].lr_factor if index in switches else factor
-        rows, before = int(step.num_rows.sum()), replayed.progress_rows
+    for step, rows in enumerate(run.num_rows.tolist()):
+        factor = switches[step].lr_factor if step in switches else factor
+        before = replayed.progress_rows
         possible = rows * float(learning.efficiency(rows, replayed.noise_scale))
         replayed.advance(rows, factor)
         shares.append((replayed.progress_rows - before) / possible)

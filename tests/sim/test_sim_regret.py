@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rex_ray.control.controller import Controller
-from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import Problem
 from rex_ray.policies.base import ChangeGlobalBatch, Decision, Keep, Proposal, Reallocate
 from rex_ray.policies.limits import equal_shares
 from rex_ray.policies.registry import make_policy
 from rex_ray.scenario import Episode, NoiseModel, load_learning, load_profile, optimal_split, random_episodes
-from rex_ray.sim import Scenario, SimulatedRun, TraceLearner, mixed_cluster, oracle_run, simulate
+from rex_ray.sim import Charges, Scenario, SimulatedRun, TraceLearner, mixed_cluster, oracle_run, simulate
 from rex_ray.sim.gradients import NoisyGradients
 from rex_ray.sim.regret import Ledger, ledger
 
@@ -241,15 +240,13 @@ def test_without_a_curve_the_rate_is_unknown_and_the_batch_takes_the_rest():
     assert parts.growth_s == near(200 * step_s(RIGHT) - 1.0)
 
 
-def test_charges_are_a_part_of_their_own_and_may_not_be_withheld():
-    scenario = world()
-    run = play(scenario, RIGHT)
-    charged = replace(run, total_s=run.total_s + 5.0)
-    parts = ledger(charged, scenario, oracle_s=run.total_s, charged_s=5.0)
-    assert parts.charged_s == 5.0
-    assert parts.growth_s == near(0.0)
-    with pytest.raises(ConfigError, match="charged_s"):
-        judged(scenario, charged)
+def test_charges_are_a_part_of_their_own():
+    scenario = replace(world(EPISODE), charges=Charges(measuring_factor=1.05, switch_steps=2.0))
+    free, charged = (play(at, RIGHT, {59: SLOWED}) for at in (world(EPISODE), scenario))
+    parts = judged(scenario, charged)
+    assert parts.charged_s == charged.charged_s == near(0.05 * free.total_s + 2 * step_s(SLOWED, 2.0))
+    assert {**parts.parts(), "charged": 0.0} == pytest.approx(judged(world(EPISODE), free).parts())
+    assert parts.total_s == near(charged.total_s)
 
 
 def test_rows_of_an_epochs_end_have_a_split_of_their_own():
