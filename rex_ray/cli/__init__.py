@@ -1,4 +1,4 @@
-"""The command line: ``rex-ray demo | plan | simulate | replay | report | env``.
+"""The command line: ``rex-ray demo | plan | simulate | replay | report | audit | env``.
 
 Everything heavy is imported inside the command that needs it: ``rex-ray --help`` answers at once.
 """
@@ -106,7 +106,7 @@ def _worker_counts(entries: list[str]) -> dict[str, int]:
     return counts
 
 
-for _command in (forecasts.plan, forecasts.simulate, journals.replay, journals.report):
+for _command in (forecasts.plan, forecasts.simulate, journals.replay, journals.report, journals.audit):
     app.command()(_command)
 
 

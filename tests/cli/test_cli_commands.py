@@ -22,7 +22,7 @@ def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return code if isinstance(code, int) else 0, out, err
 
 
-@pytest.mark.parametrize("command", ["demo", "plan", "simulate", "replay", "report", "env"])
+@pytest.mark.parametrize("command", ["demo", "plan", "simulate", "replay", "report", "audit", "env"])
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = run_cli(capsys, command, "--help")
     assert code == 0
