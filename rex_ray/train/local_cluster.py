@@ -23,7 +23,7 @@ from ray.cluster_utils import Cluster
 from rex_ray.core.errors import ConfigError
 from rex_ray.train.placement import label_selectors
 
-__all__ = ["LocalCluster", "local_cluster"]
+__all__ = ["LocalCluster", "local_cluster", "quiet_surroundings"]
 
 QUIET_ENVIRONMENT: Mapping[str, str] = {
     # Ray rewrites 127.0.0.1 into the machine's public address, and then listens on every interface, unless it believes
@@ -110,7 +110,7 @@ def local_cluster(
         )
     del selectors
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_quiet_surroundings())
+        stack.enter_context(quiet_surroundings())
         cluster = stack.enter_context(_nodes(devices, device_label, head_cpus, object_store_bytes))
         ray.init(
             address=cluster.address,
@@ -139,7 +139,7 @@ def _nodes(devices: Mapping[str, int], device_label: str, head_cpus: int, object
 
 
 @contextlib.contextmanager
-def _quiet_surroundings() -> Iterator[None]:
+def quiet_surroundings() -> Iterator[None]:
     """Environment, logger level and session directory of a cluster that leaves no trace."""
     # Sockets lie below it, and a socket's path has at most 107 characters: not below a long TMPDIR, then.
     session = Path(tempfile.mkdtemp(prefix="rex-", dir="/tmp"))

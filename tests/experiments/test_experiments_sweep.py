@@ -1,0 +1,151 @@
+"""A sweep plays what is missing and nothing else, whether it was killed, failed, or is asked for something new."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.lab import sweep
+from experiments.lab.cells import Cell
+from experiments.lab.fixed import BATCH_OPTION, PILOT_SEEDS
+from experiments.lab.play import play
+from experiments.lab.sweep import matrix_folder, run_cells
+
+ROOT = Path(__file__).parents[2]
+CELL = Cell(method="oracle", workload="resnet18", cluster="2xT4,2xV100-gavel")
+CELLS = [replace(CELL, seed=seed, method=method) for seed in (0, 1) for method in ("oracle", "oracle_delayed")]
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """The cells that were really played, in order."""
+    cells = []
+
+    def playing(cell):
+        cells.append(cell)
+        return play(cell)
+
+    monkeypatch.setattr(sweep, "play", playing)
+    return cells
+
+
+def test_results_come_in_the_order_of_the_cells_and_equal_cells_are_played_once(tmp_path, played):
+    asked = [CELLS[2], CELLS[0], CELLS[2]]
+    results = run_cells("try", asked, out=tmp_path, jobs=0)
+    assert results == [play(cell) for cell in asked]
+    assert played == [CELLS[2], CELLS[0]]
+
+
+def test_only_what_is_missing_is_played_and_another_matrix_begins_anew(tmp_path, played):
+    run_cells("try", CELLS, out=tmp_path, jobs=0)
+    folder = matrix_folder("try", CELLS, tmp_path)
+    lost = folder / "cells" / f"{CELLS[1].key}.json"
+    before = lost.read_text()
+    lost.unlink()
+    played.clear()
+    run_cells("try", list(reversed(CELLS)), out=tmp_path, jobs=0)
+    assert played == [CELLS[1]]
+    assert lost.read_text() == before
+    played.clear()
+    run_cells("try", CELLS[:2], out=tmp_path, jobs=0)
+    assert played == CELLS[:2]
+    assert {cell["seed"] for cell in json.loads((folder / "matrix.json").read_text())["cells"]} == {0, 1}
+
+
+def test_other_code_begins_anew(tmp_path, monkeypatch):
+    before = matrix_folder("try", CELLS, tmp_path)
+    monkeypatch.setattr(sweep, "code_digest", lambda: "other")
+    assert matrix_folder("try", CELLS, tmp_path) != before
+
+
+def test_a_fixed_control_is_swept_on_pilot_seeds_first(tmp_path, played):
+    cell = Cell(method="best_fixed_balanced", workload="bert", cluster="2xT4,2xV100", global_batch_size=48)
+    (result,) = run_cells("try", [cell], out=tmp_path, jobs=0)
+    assert {pilot.seed for pilot in played[:-1]} == set(PILOT_SEEDS)
+    assert played[-1].seed == 0
+    assert result == replace(play(played[-1]), swept_s=result.swept_s)
+    assert result.largest_batch == played[-1].options[BATCH_OPTION]
+    assert result.swept_s > 2 * result.total_s
+    assert result == play(cell)
+
+
+_DRIVER = """
+import sys
+from pathlib import Path
+from experiments.lab.cells import Cell
+from experiments.lab.sweep import run_cells
+cells = [
+    Cell(method=method, workload="resnet18", cluster="2xT4,2xV100-gavel", seed=seed)
+    for seed in range(4)
+    for method in ("bsp", "oracle")
+]
+if len(sys.argv) > 2:
+    cells.append(Cell(method="rexx", workload="resnet18", cluster="2xT4,2xV100-gavel"))
+run_cells("killed", cells, out=Path(sys.argv[1]), jobs=2)
+"""
+
+
+def _start(*arguments):
+    return subprocess.Popen([sys.executable, "-c", _DRIVER, *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def _kill_tree(pid):
+    """SIGKILL a process that we started and all that came of it, Ray's daemons and workers among them."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())}
+    members = [pid]
+    for member in members:
+        members += [child for child, parent in parents.items() if parent == member]
+    for member in members:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_sweep_killed_halfway_goes_on_where_it_was(tmp_path):
+    driver = _start(str(tmp_path))
+    deadline = time.monotonic() + 100
+    while len(list(tmp_path.glob("killed-*/cells/*.json"))) < 3:
+        assert driver.poll() is None, driver.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    _kill_tree(driver.pid)
+    driver.communicate()
+    (folder,) = tmp_path.glob("killed-*")
+    done = {file.name: file.stat().st_mtime_ns for file in folder.glob("cells/*.json")}
+    assert 3 <= len(done) < 8
+
+    again = _start(str(tmp_path))
+    _, said = again.communicate(timeout=100)
+    assert again.returncode == 0, said
+    assert "8 of 8 cells" in said
+    now = {file.name: file.stat().st_mtime_ns for file in folder.glob("cells/*.json")}
+    assert len(now) == 8
+    assert {name: now[name] for name in done} == done
+    assert list(tmp_path.glob("killed-*")) == [folder]
+    # The same bytes as without Ray.
+    cells = [Cell(**fields) for fields in json.loads((folder / "matrix.json").read_text())["cells"]]
+    run_cells("killed", cells, out=tmp_path / "serial", jobs=0)
+    for file in (tmp_path / "serial").glob("*/cells/*.json"):
+        assert file.read_bytes() == (folder / "cells" / file.name).read_bytes()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_cell_that_fails_is_tried_twice_and_named_with_its_own_error(tmp_path):
+    driver = _start(str(tmp_path), "with a wrong name")
+    _, said = driver.communicate(timeout=100)
+    assert driver.returncode == 1
+    assert "1 of 9 cells of 'killed' failed twice" in said
+    assert "unknown method 'rexx'" in said
+    assert len(list(tmp_path.glob("killed-*/cells/*.json"))) == 8
