@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -21,23 +22,30 @@ from rex_ray import get_session
 from rex_ray.core.errors import ConfigError
 from workloads.cifar_files import CIFAR, CifarName, read_cifar
 from workloads.images import ByteImages, count_correct, seed_chance, warn_of_batch_norm
+from workloads.learning.files import CACHE as DECODED
+from workloads.learning.files import load_cifar10
 from workloads.resnet import Norm, SmallColourCNN, resnet18_32px
 
 __all__ = ["MODELS", "load_split", "main", "train_loop"]
 
 CACHE = Path.home() / ".cache" / "rex_ray" / "cifar"
+JPEGS = "cifar10_jpeg.npz"
 MODELS = {"resnet18": resnet18_32px, "cnn": SmallColourCNN}
 _USUAL_NORM: dict[str, Norm] = {"resnet18": "batch", "cnn": "group"}
 
 
 def load_split(data_dir: Path, name: CifarName, split: str) -> ByteImages:
-    """Read ``"train"``, which is augmented, or ``"test"``.
+    """Read ``"train"``, which is augmented, or ``"test"``: the published files, or CIFAR-10 as one npz of JPEGs.
 
     Raises:
         ConfigError: a file is missing or damaged.
     """
-    images, labels = read_cifar(data_dir, name, split)
     source = CIFAR[name]
+    if name == "cifar10" and (data_dir / JPEGS).is_file():
+        found = load_cifar10(data_dir, DECODED)[0 if split == "train" else 1]
+        images, labels = found.pixels.transpose(0, 3, 1, 2).copy(), found.labels.astype(np.int64)
+    else:
+        images, labels = read_cifar(data_dir, name, split)
     return ByteImages(
         torch.from_numpy(images),
         torch.from_numpy(labels),

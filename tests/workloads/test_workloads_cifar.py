@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pickle
@@ -157,6 +158,32 @@ def test_test_images_are_normalised_and_only_training_images_vary(tmp_path: Path
     assert label == labels[1]
     assert torch.equal(image, test_set[1][0])
     assert len({tuple(train_set[0][0].flatten().tolist()) for _ in range(8)}) > 1
+
+
+def test_cifar10_may_be_one_file_of_jpegs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    monkeypatch.setattr("workloads.cifar.DECODED", tmp_path / "cache")
+    colours = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]  # JPEG keeps a flat colour nearly as it is
+    files = []
+    for colour in colours:
+        file = io.BytesIO()
+        image_module.new("RGB", (32, 32), colour).save(file, "JPEG", quality=95)
+        files.append(file.getvalue())
+    np.savez(
+        tmp_path / "cifar10_jpeg.npz",
+        jpeg=np.frombuffer(b"".join(files), dtype=np.uint8),
+        offset=np.cumsum([0, *map(len, files)]),
+        label=np.array([3, 1, 4], dtype=np.uint8),
+        is_train=np.array([True, False, True]),
+    )
+    train_set, test_set = (load_split(tmp_path, "cifar10", split) for split in ("train", "test"))
+    assert [label for _, label in train_set] == [3, 4]
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    image, label = test_set[0]
+    assert label == 1
+    source = CIFAR["cifar10"]
+    back = image * torch.tensor(source.std).view(3, 1, 1) + torch.tensor(source.mean).view(3, 1, 1)
+    assert (back.mean(dim=(1, 2)) * 255).tolist() == pytest.approx(colours[1], abs=3)
 
 
 @pytest.mark.parametrize(("num_classes", "expected"), [(10, 11_173_962), (100, 11_220_132)])
