@@ -29,9 +29,10 @@ class Cell:
         network: kind of device whose measured all-reduce times count, or ``"none"``.
         noise: ``"quiet"``, ``"dedicated"`` or ``"shared"``.
         disturbance: who slows down when, see ``experiments.lab.worlds``; ``"none"``, ``"random:1"`` (episodes per 1,000
-            worker-steps), ...
+            worker-steps), ``"lbb"``, ``"dlb"``, ``"alibaba:3"`` (a recorded job, under ``"quiet"`` noise).
         shape: what the workers' smooth curves lack, see ``experiments.lab.worlds``: ``"plain"``, ``"tiles:32"`` (rows),
             ``"contention:0.6"`` (between the two workers of a host).
+        charges: what control costs beside the steps, see ``sim.charges_of``: ``"none"``, ``"measured"``, ...
         search: who answers the policy's searches: ``"helper"``, the live process with the real Ax, or ``"none"``.
         options: of the policy, beside those that the method sets.
     """
@@ -46,6 +47,7 @@ class Cell:
     noise: str = "dedicated"
     disturbance: str = "none"
     shape: str = "plain"
+    charges: str = "none"
     search: str = "none"
     options: Mapping[str, Scalar] = field(default_factory=dict)
 

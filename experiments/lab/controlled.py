@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
-
 from experiments._searcher import HelperSearcher
 from experiments.lab.cells import Cell
 from experiments.lab.measures import Played
@@ -40,8 +38,9 @@ def played(run: SimulatedRun) -> Played:
     return Played(
         own_s=run.own_s,
         step_s=run.step_s,
-        num_rows=np.array([int(step.num_rows.sum()) for step in run.steps]),
+        num_rows=run.num_rows,
         num_switches=len(run.allocations) - 1,
+        charged_s=run.charged_s,
     )
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from experiments.lab.alibaba import replay_job
 from experiments.lab.cells import Cell
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import Problem, WorkerSpec
 from rex_ray.scenario import (
+    DeviceProfile,
     Episode,
     NoiseModel,
+    RecordedNoise,
     StepTimeShape,
     WorkerTimeline,
     load_profile,
     parse_cluster,
     random_episodes,
+    rotating_episodes,
+    sleeping_epochs,
 )
-from rex_ray.scenario.episodes import rotating_episodes
-from rex_ray.sim import Scenario
+from rex_ray.sim import Charges, Scenario, charges_of
 from rex_ray.sim.limits import network_model
 from rex_ray.sim.oracle import largest_batch
 
@@ -39,7 +47,7 @@ def scenario_of(cell: Cell, dataset_size: int, num_steps: int) -> Scenario:
     profiles = [load_profile(device, cell.workload) for device in devices]
     if cell.noise not in _NOISE:
         raise ConfigError(f"noise must be one of {', '.join(_NOISE)}, got {cell.noise!r}")
-    episodes = _episodes(cell, len(devices), num_steps)
+    disturbances = _disturbances(cell, profiles, dataset_size, num_steps)
     shape = _shape(cell, len(devices))
     caps = [profile.max_local_batch_size for profile in profiles]
     problem = Problem(
@@ -53,14 +61,34 @@ def scenario_of(cell: Cell, dataset_size: int, num_steps: int) -> Scenario:
     )
     lines = tuple(
         WorkerTimeline(
-            profile=profile, rank=rank, seed=cell.seed, noise=_NOISE[cell.noise](), episodes=episodes, shape=shape
+            profile=profile, rank=rank, seed=cell.seed, noise=disturbed.noise, episodes=disturbed.episodes, shape=shape
         )
-        for rank, profile in enumerate(profiles)
+        for rank, (profile, disturbed) in enumerate(zip(profiles, disturbances, strict=True))
     )
-    return Scenario(problem=problem, timelines=lines, network=network_model(cell.workload, cell.network))
+    network = network_model(cell.workload, cell.network)
+    return Scenario(problem=problem, timelines=lines, network=network, charges=_charges(cell))
 
 
-def _episodes(cell: Cell, num_workers: int, num_steps: int) -> tuple[Episode, ...]:
+@dataclass(frozen=True, slots=True)
+class _Disturbed:
+    """What disturbs a worker, step by step and for a while."""
+
+    noise: NoiseModel | RecordedNoise
+    episodes: tuple[Episode, ...] = ()
+
+
+def _disturbances(cell: Cell, profiles: Sequence[DeviceProfile], dataset_size: int, num_steps: int) -> list[_Disturbed]:
+    kind, _, argument = cell.disturbance.partition(":")
+    if kind == "alibaba":
+        if cell.noise != "quiet":
+            raise ConfigError(f"replayed workers bring their own noise: set noise to 'quiet', not {cell.noise!r}")
+        replayed = replay_job(argument, num_workers=len(profiles), num_steps=num_steps, seed=cell.seed)
+        return [_Disturbed(worker.noise, worker.episodes) for worker in replayed]
+    episodes = _episodes(cell, profiles, dataset_size, num_steps)
+    return [_Disturbed(_NOISE[cell.noise](), episodes)] * len(profiles)
+
+
+def _episodes(cell: Cell, profiles: Sequence[DeviceProfile], dataset_size: int, num_steps: int) -> tuple[Episode, ...]:
     kind, _, argument = cell.disturbance.partition(":")
     match kind:
         case "none":
@@ -68,12 +96,26 @@ def _episodes(cell: Cell, num_workers: int, num_steps: int) -> tuple[Episode, ..
         case "random":
             rate = float(argument)
             return random_episodes(
-                num_workers=num_workers, num_steps=num_steps, per_1000_worker_steps=rate, seed=cell.seed
+                num_workers=len(profiles), num_steps=num_steps, per_1000_worker_steps=rate, seed=cell.seed
             )
         case "lbb":
-            return rotating_episodes(num_workers=num_workers, num_steps=num_steps)
+            return rotating_episodes(num_workers=len(profiles), num_steps=num_steps)
+        case "dlb":
+            equal = cell.global_batch_size / len(profiles)
+            return sleeping_epochs(
+                own_s=[float(profile.own_time_s(equal)) for profile in profiles],
+                steps_per_epoch=math.ceil(dataset_size / cell.global_batch_size),
+                num_steps=num_steps,
+                seed=cell.seed,
+            )
         case _:
-            raise ConfigError(f"disturbance {cell.disturbance!r} is none of none, random:RATE, lbb")
+            raise ConfigError(f"disturbance {cell.disturbance!r} is none of none, random:RATE, lbb, dlb, alibaba:JOB")
+
+
+def _charges(cell: Cell) -> Charges:
+    """A fixed batch in equal shares is run without measuring anything."""
+    charges = charges_of(cell.charges)
+    return replace(charges, measuring_factor=1.0) if cell.method == "bsp" else charges
 
 
 def _shape(cell: Cell, num_workers: int) -> StepTimeShape:

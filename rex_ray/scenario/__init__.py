@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from rex_ray.scenario.cluster import format_cluster, parse_cluster
-from rex_ray.scenario.episodes import Episode, random_episodes, rotating_episodes, slowdown_factor
+from rex_ray.scenario.episodes import (
+    Episode,
+    random_episodes,
+    rotating_episodes,
+    sleeping_epochs,
+    slowdown_factor,
+)
 from rex_ray.scenario.learning import LearningCurve, learning_names, load_learning
 from rex_ray.scenario.network import MeasuredShapes, NetworkModel, Overlap, load_network, load_shapes
-from rex_ray.scenario.noise import NoiseModel
+from rex_ray.scenario.noise import NoiseModel, RecordedNoise
 from rex_ray.scenario.optimum import true_optimum
 from rex_ray.scenario.profiles import (
     DeviceProfile,
@@ -29,6 +35,7 @@ __all__ = [
     "NoiseModel",
     "Overlap",
     "OwnTime",
+    "RecordedNoise",
     "Source",
     "StepTimeShape",
     "WorkerTimeline",
@@ -45,6 +52,7 @@ __all__ = [
     "profile_names",
     "random_episodes",
     "rotating_episodes",
+    "sleeping_epochs",
     "slowdown_factor",
     "true_optimum",
     "workload_names",

@@ -11,12 +11,14 @@ import numpy as np
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import FloatArray, IntArray, frozen
 
-__all__ = ["Episode", "Script", "random_episodes", "rotating_episodes", "slowdown_factor"]
+__all__ = ["Episode", "Script", "random_episodes", "rotating_episodes", "sleeping_epochs", "slowdown_factor"]
 
-_EPISODE_STREAM = 2
+_EPISODE_STREAM, _EPOCH_STREAM = 2, 3
 # Lognormal length with median 12 and 90th percentile 100 steps (443 episodes of the Alibaba Cluster Trace Program).
 _MEDIAN_STEPS, _P90_STEPS = 12.0, 100.0
 _LENGTH_SIGMA = math.log(_P90_STEPS / _MEDIAN_STEPS) / 1.2816
+# Seconds per epoch, and epochs, that a worker sleeps in the DLB experiments.
+_SLEEP_S, _SLEEP_EPOCHS = (5.0, 10.0), (4, 20)
 # Probability and range of the factor: mostly mild, rarely several-fold.
 _FACTORS = ((0.85, 1.2, 1.5), (0.10, 1.5, 2.2), (0.05, 2.5, 4.3))
 
@@ -138,3 +140,33 @@ def rotating_episodes(
         Episode(rank=index % num_workers, start_step=start, num_steps=period_steps, factor=factor)
         for index, start in enumerate(range(0, num_steps, period_steps))
     )
+
+
+def sleeping_epochs(*, own_s: Sequence[float], steps_per_epoch: int, num_steps: int, seed: int) -> tuple[Episode, ...]:
+    """Draw the disturbance of the DLB experiments: a worker loses 5 to 10 s in each of 4 to 20 epochs.
+
+    The paper (Ye et al. 2022, arXiv:2007.11831) does not say how often. Here one worker after the other sleeps, and
+    after each of them none does for another 4 to 20 epochs (an assumption). Its seconds are spread over the epoch's
+    steps and written as a factor on its own time, so that shares matter to it as they do to any slowdown.
+
+    Args:
+        own_s: every worker's own time per step at the shares that the factor is taken at, in seconds.
+        steps_per_epoch: optimizer steps of an epoch there.
+        num_steps: steps in which an episode may begin.
+        seed: the same seed gives the same episodes.
+    """
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _EPOCH_STREAM))))
+    drawn: list[Episode] = []
+    start = 0
+    while start < num_steps:
+        rank, (sleep_s, epochs) = int(generator.integers(len(own_s))), _sleep(generator)
+        length = epochs * steps_per_epoch
+        factor = 1.0 + sleep_s / (steps_per_epoch * own_s[rank])
+        drawn.append(Episode(rank=rank, start_step=start, num_steps=length, factor=factor))
+        start += length + _sleep(generator)[1] * steps_per_epoch
+    return tuple(drawn)
+
+
+def _sleep(generator: np.random.Generator) -> tuple[float, int]:
+    """Draw seconds per epoch, and epochs."""
+    return float(generator.uniform(*_SLEEP_S)), int(generator.integers(*_SLEEP_EPOCHS, endpoint=True))

@@ -16,7 +16,7 @@ import numpy as np
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import FloatArray, frozen, read_only
 
-__all__ = ["NoiseModel"]
+__all__ = ["NoiseModel", "RecordedNoise"]
 
 # Steps drawn at once. The autoregression of a block starts from a whole block of earlier innovations, which
 # forgets its own start (0.9 ** 256 = 2e-12): so any step can be asked for without those before it.
@@ -82,6 +82,34 @@ class NoiseModel:
             result = np.concatenate(blocks)[start - offset : stop - offset] if blocks else np.empty(0)
         if start == 0 and stop > 0:
             result[0] *= self.first_step_factor
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedNoise:
+    """One worker's noise as a trace recorded it, over and over.
+
+    Attributes:
+        values: factor per step, shape ``[steps]``; seed and rank have no say in it.
+        offset: which of them is the first step's.
+    """
+
+    values: FloatArray
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.values.size == 0 or not (np.isfinite(self.values) & (self.values > 0)).all():
+            raise ConfigError("recorded noise needs at least one factor, all of them positive and finite")
+
+    def factor(self, seed: int, rank: int, step: int) -> float:
+        """Return the factor of one step."""
+        del seed, rank
+        return float(self.values[(step + self.offset) % self.values.size])
+
+    def factors(self, seed: int, rank: int, start: int, stop: int) -> FloatArray:
+        """Return the factors of steps ``start`` to ``stop - 1``, shape ``[stop - start]``."""
+        del seed, rank
+        result: FloatArray = self.values[(np.arange(start, stop) + self.offset) % self.values.size]
         return result
 
 

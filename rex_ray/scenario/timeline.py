@@ -14,7 +14,7 @@ import numpy as np
 
 from rex_ray.core.types import FloatArray
 from rex_ray.scenario.episodes import Episode, Script
-from rex_ray.scenario.noise import NoiseModel
+from rex_ray.scenario.noise import NoiseModel, RecordedNoise
 from rex_ray.scenario.profiles import DeviceProfile
 from rex_ray.scenario.shapes import StepTimeShape
 
@@ -56,7 +56,7 @@ class WorkerTimeline:
     profile: DeviceProfile
     rank: int
     seed: int
-    noise: NoiseModel = _QUIET
+    noise: NoiseModel | RecordedNoise = _QUIET
     episodes: tuple[Episode, ...] = ()
     speed_factor: float = 1.0
     time_scale: float = 1.0
