@@ -13,19 +13,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rex_ray.core.apportion import apportion
-from rex_ray.core.lr_scaling import adascale_gain
 from rex_ray.core.types import FloatArray, IntArray, frozen
 from rex_ray.sim import Scenario, ScriptedOracle, StepTimes
 from workloads.learning import SgdLearner
+from workloads.learning.rates import LOOK_STEPS, AdaScaleRate
 
 __all__ = ["RealRun", "SharesRule", "play_real_fixed", "play_real_oracle", "seconds_to_target"]
 
 SharesRule: TypeAlias = Literal["equal", "balanced"]
-
-# Steps between two looks at the noise scale, as `sim.oracle_run` has them.
-_LOOK_STEPS = 8
-# A learning-rate factor that the noise scale moved by more than this is set afresh, as growth does it.
-_LR_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,7 +70,7 @@ def play_real_oracle(
         worth = np.ones(batches.size) if np.isinf(noise_scale) else 1.0 / (noise_scale + batches)
         return int(batches[np.argmax(rows_per_s * worth)])
 
-    schedule = _Schedule(reference_batch_size)
+    rate = AdaScaleRate(reference_batch_size)
     oracle = ScriptedOracle(
         timelines=scenario.timelines,
         network=scenario.network,
@@ -84,11 +79,11 @@ def play_real_oracle(
     )
     batch, rows, step_s = reference_batch_size, list[int](), list[FloatArray]()
     while not learner.is_done:
-        if len(rows) % _LOOK_STEPS == 0:
+        if len(rows) % LOOK_STEPS == 0:
             batch = best(learner.noise_scale)
         taken = min(batch, learner.num_rows_left)
         step_s.append(oracle.step_s(max(taken, times.num_workers), len(rows), 1))
-        learner.advance(taken, schedule.factor(batch, learner.noise_scale, len(rows)))
+        learner.advance(taken, rate.factor(batch, learner.noise_scale, len(rows)))
         rows.append(taken)
     return _finished(learner, np.concatenate(step_s), rows)
 
@@ -114,11 +109,11 @@ def play_real_fixed(
     kind = _EqualShares if shares == "equal" else ScriptedOracle
     num_steps = _most_steps(learner, global_batch_size)
     oracle = kind(timelines=scenario.timelines, network=scenario.network, num_steps=num_steps, delay_steps=None)
-    schedule = _Schedule(reference_batch_size)
+    rate = AdaScaleRate(reference_batch_size)
     rows = list[int]()
     while not learner.is_done:
         taken = min(global_batch_size, learner.num_rows_left)
-        learner.advance(taken, schedule.factor(global_batch_size, learner.noise_scale, len(rows)))
+        learner.advance(taken, rate.factor(global_batch_size, learner.noise_scale, len(rows)))
         rows.append(taken)
     step_s = oracle.step_s(global_batch_size, 0, len(rows))
     for step in np.flatnonzero(np.array(rows) != global_batch_size).tolist():
@@ -141,25 +136,6 @@ class _EqualShares(ScriptedOracle):
         caps = [line.profile.max_local_batch_size for line in self.timelines]
         rows = apportion(global_batch_size, np.ones(len(caps)), np.ones(len(caps), dtype=np.int64), caps)
         return tuple(rows.tolist())
-
-
-@dataclass(slots=True)
-class _Schedule:
-    """AdaScale's factor, held until the noise scale has moved it by more than a tenth."""
-
-    reference_batch_size: int
-    batch: int = 0
-    held: float = 1.0
-
-    def factor(self, batch: int, noise_scale: float | None, step: int) -> float:
-        """Return the factor of a step."""
-        if batch == self.batch and step % _LOOK_STEPS:
-            return self.held
-        reference = self.reference_batch_size
-        fresh = adascale_gain(batch / reference, noise_scale, reference)
-        if batch != self.batch or abs(fresh / self.held - 1.0) > _LR_TOLERANCE:
-            self.batch, self.held = batch, fresh
-        return self.held
 
 
 def _most_steps(learner: SgdLearner, batch: int) -> int:

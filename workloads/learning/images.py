@@ -91,6 +91,10 @@ class ImageTask:
             digest.update(images.labels.tobytes())
         self.fingerprint = digest.hexdigest()
 
+    def with_recipe(self, recipe: Recipe) -> ImageTask:
+        """Return the same task, trained otherwise."""
+        return replace(self, recipe=recipe)
+
     def make_model(self) -> nn.Module:
         """Return a model with fresh weights."""
         return self.build()

@@ -20,7 +20,7 @@ from workloads.learning.store import PathStore
 from workloads.learning.tasks import load_task
 from workloads.learning.training import CHUNK_ROWS, ChunkNorms
 
-__all__ = ["NORM_INTERVAL_STEPS", "Evaluation", "SgdLearner", "make_learner"]
+__all__ = ["NORM_INTERVAL_STEPS", "Evaluation", "SgdLearner", "learner_of", "make_learner"]
 
 NORM_INTERVAL_STEPS = 4
 """Norms are measured at every so many steps, as in a live run by default."""
@@ -118,7 +118,7 @@ class SgdLearner:
 
     def steps_to_target(self) -> int | None:
         """Return the steps after which the metric first reached the target; None while it has not."""
-        return next((found.num_steps for found in self.evaluations if self._is_good(found.metric)), None)
+        return next((found.num_steps for found in self.evaluations if self.is_good(found.metric)), None)
 
     def norms(self, step: int, num_rows: Sequence[int]) -> StepNorms | None:
         """Return the norms of a step by rank; None where this step is not measured."""
@@ -146,7 +146,8 @@ class SgdLearner:
         """Keep the way so far, where there is a cache; at the end of training this is done anyway."""
         self._path.save()
 
-    def _is_good(self, metric: float) -> bool:
+    def is_good(self, metric: float) -> bool:
+        """Whether a metric is as good as the target."""
         return metric >= self.target if self.higher_is_better else metric <= self.target
 
     def _remember(self, norms: ChunkNorms, num_rows: int) -> None:
@@ -197,16 +198,21 @@ def make_learner(
     Raises:
         ConfigError: no such task, no such files, or no such batch.
     """
-    torch.set_num_threads(1)
     loaded = load_task(task, data_dir)
     reference = loaded.recipe.reference_batch_size if reference_batch_size is None else reference_batch_size
     if not 0 < reference <= loaded.dataset_size:
         raise ConfigError(f"a reference batch of {reference} rows does not fit {loaded.dataset_size} rows of {task}")
+    return learner_of(loaded, seed=seed, cache_dir=cache_dir)
+
+
+def learner_of(task: Task, *, seed: int, cache_dir: Path | None = None) -> SgdLearner:
+    """Return a learner of a task that is at hand; see ``make_learner``."""
+    torch.set_num_threads(1)
     if cache_dir is None:
-        return SgdLearner(loaded, TrainedPath(loaded, seed))
+        return SgdLearner(task, TrainedPath(task, seed))
     # Sums are taken in the order that torch and the processor's instructions have them in.
-    identity = f"{_LAW}/{loaded.fingerprint}/{seed}/{torch.__version__}/{torch.backends.cpu.get_cpu_capability()}"
-    return SgdLearner(loaded, KeptPath(loaded, seed, PathStore(cache_dir, identity)))
+    identity = f"{_LAW}/{task.fingerprint}/{seed}/{torch.__version__}/{torch.backends.cpu.get_cpu_capability()}"
+    return SgdLearner(task, KeptPath(task, seed, PathStore(cache_dir, identity)))
 
 
 def _rows_of_chunks(num_rows: int) -> np.typing.NDArray[np.int64]:

@@ -46,6 +46,10 @@ class Task(Protocol):
     fingerprint: str
     """Digest of the data and of what is made of them: equal ones train alike."""
 
+    def with_recipe(self, recipe: Recipe) -> Task:
+        """Return the same task, trained otherwise."""
+        ...
+
     def make_model(self) -> nn.Module:
         """Return a model with fresh weights, from torch's generator."""
         ...

@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from rex_ray.core.errors import ConfigError, nearest_name_hint
+from workloads.language_models import LSTMModel
 from workloads.learning.files import load_cifar10, load_fashion_mnist
 from workloads.learning.images import Augmentation, Images, ImageTask
 from workloads.learning.models import convolutional, perceptron
 from workloads.learning.recipe import Recipe, Task
+from workloads.learning.text import TextTask
+from workloads.wikitext_files import END, UNKNOWN, Vocabulary, find_text, read_words
 
 __all__ = ["load_task", "task_names"]
 
@@ -24,6 +27,19 @@ _DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fa
 _CIFAR10 = Recipe(num_epochs=12, reference_batch_size=256, learning_rate=0.1, target=0.6)
 _FASHION = Recipe(num_epochs=8, reference_batch_size=256, learning_rate=0.1, target=0.88)
 _DIGITS = Recipe(num_epochs=24, reference_batch_size=64, learning_rate=0.1, weight_decay=1e-4, target=0.9)
+
+
+_WIKITEXT = Recipe(
+    num_epochs=12,
+    reference_batch_size=32,
+    learning_rate=2.0,
+    weight_decay=0.0,
+    max_grad_norm=1.0,
+    target=160.0,
+    higher_is_better=False,
+)
+_WORDS = 2000  # most frequent ones that are told apart: the scores of all 13,000 would take most of the time
+_ROW_WORDS = 35
 
 
 def task_names() -> tuple[str, ...]:
@@ -82,6 +98,25 @@ def _fashion(data_dir: Path | None) -> ImageTask:
     )
 
 
+def _wikitext2(data_dir: Path | None) -> TextTask:
+    """Train on the validation text and evaluate on the test text: the training text is not at hand, and ten times it.
+
+    Perplexities are over the most frequent words, all others being one, so they are no figures of other work.
+    """
+    folder = data_dir or _SHARED
+    train, test = (read_words(find_text(folder, part)) for part in ("valid", "test"))
+    frequent = Vocabulary.of(train).words[: _WORDS - 2]
+    vocabulary = Vocabulary(tuple(dict.fromkeys((UNKNOWN, END, *frequent))))
+    return TextTask(
+        name="wikitext2",
+        recipe=_WIKITEXT,
+        train=vocabulary.encode(train),
+        test=vocabulary.encode(test),
+        row_words=_ROW_WORDS,
+        build=lambda: LSTMModel(len(vocabulary), width=64, num_layers=1, dropout=0.0),
+    )
+
+
 def _digits(data_dir: Path | None) -> ImageTask:
     del data_dir  # they come with scikit-learn
     from sklearn.datasets import load_digits  # noqa: PLC0415  (slow to import, needed here alone)
@@ -103,5 +138,6 @@ _BUILDERS: Mapping[str, Callable[[Path | None], Task]] = {
     "cifar10": _cifar10,
     "cifar10_quick": _cifar10_quick,
     "fashion_mnist": _fashion,
+    "wikitext2": _wikitext2,
     "digits": _digits,
 }

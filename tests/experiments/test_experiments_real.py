@@ -1,0 +1,71 @@
+"""The controls on real SGD: whoever knows more is faster, and the norms' groups change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.lab.cells import Cell
+from experiments.lab.real import RealRun, play_real_fixed, play_real_oracle, seconds_to_target
+from experiments.lab.worlds import scenario_of
+from workloads.learning import make_learner
+
+M0 = 64
+
+
+def cell(disturbance: str = "none") -> Cell:
+    return Cell(
+        method="oracle",
+        workload="resnet18",
+        cluster="1xT4,1xV100",
+        learner="digits",
+        global_batch_size=M0,
+        disturbance=disturbance,
+    )
+
+
+def oracle(cache: Path, disturbance: str = "none", delay_steps: int = 0) -> RealRun:
+    learner = make_learner("digits", seed=0, cache_dir=cache)
+    scenario = scenario_of(cell(disturbance), learner.dataset_size, 2000)
+    run = play_real_oracle(scenario, learner, M0, delay_steps=delay_steps)
+    assert learner.is_done
+    assert run.tta_s == seconds_to_target(learner, run.step_s)
+    return run
+
+
+def test_the_oracle_keeps_to_the_limits_and_counts_every_row(tmp_path: Path) -> None:
+    run = oracle(tmp_path)
+    learner = make_learner("digits", seed=0)
+    assert run.rows.sum() == learner.num_epochs * learner.dataset_size
+    assert len(run.rows) == len(run.step_s)
+    assert run.rows.max() <= learner.dataset_size // 16
+    assert (run.step_s > 0).all()
+    assert run.tta_s is not None
+    assert run.tta_s <= run.total_s
+    again = oracle(tmp_path)
+    assert run.step_s.tobytes() == again.step_s.tobytes()
+    assert run.final_metric == again.final_metric
+
+
+def test_knowing_late_costs_and_knowing_nothing_costs_more(tmp_path: Path) -> None:
+    at_once, late = (oracle(tmp_path, "random:20", delay) for delay in (0, 10))
+    never = oracle(tmp_path, "random:20", 10**6)
+    assert at_once.total_s < late.total_s < never.total_s
+    assert (at_once.rows == late.rows).all()
+
+
+@pytest.mark.parametrize("batch", [M0, 88])
+def test_a_balanced_batch_is_the_faster_one_on_the_same_way(tmp_path: Path, batch: int) -> None:
+    runs = {}
+    for shares in ("equal", "balanced"):
+        learner = make_learner("digits", seed=1, cache_dir=tmp_path)
+        scenario = scenario_of(cell(), learner.dataset_size, 2000)
+        runs[shares] = play_real_fixed(scenario, learner, M0, batch, shares)  # type: ignore[arg-type]
+    equal, balanced = runs["equal"], runs["balanced"]
+    assert balanced.total_s < equal.total_s
+    assert balanced.final_metric == equal.final_metric
+    assert (balanced.rows == equal.rows).all()
+    per_epoch = -(-1437 // batch)
+    assert set(np.flatnonzero(equal.rows != batch)) <= {k for k in range(len(equal.rows)) if (k + 1) % per_epoch == 0}
