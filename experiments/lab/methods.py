@@ -27,6 +27,11 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "bsp": Method(policy="bsp"),
     "dlb": Method(policy="dlb"),
+    "lb_bsp": Method(policy="lb_bsp"),
+    "omnilearn": Method(policy="omnilearn"),
+    "pollux": Method(policy="pollux"),
+    "growth10": Method(policy="growth10"),
+    "cannikin": Method(policy="cannikin"),
     "rex": Method(policy="rex"),
     "rex-no-growth": Method(policy="rex", options={"growth": "off"}),
     "rex-no-split": Method(policy="rex", options={"split": "off"}),

@@ -16,7 +16,7 @@ from rex_ray.policies import (
 from rex_ray.policies.growth import blocks, health, pace
 from rex_ray.policies.growth import state as growth_state
 from rex_ray.policies.search import state as search_state
-from rex_ray.policies.split import probing, spline
+from rex_ray.policies.split import affine, moving, probing, runs, spline, throughput, windowed
 from rex_ray.policies.trigger import memory as trigger_memory
 
 __all__ = ["CODEC"]
@@ -84,6 +84,13 @@ CODEC = Codec(
         pace.Pace,
         growth_state.GrowthState,
         spline.SplineSplitState,
+        affine.AffineState,
+        moving.MoveMemory,
+        runs.RunLog,
+        runs.ShareRun,
+        throughput.ThroughputSample,
+        throughput.ThroughputState,
+        windowed.WindowedState,
         probing.ProbingState,
         rollback.RollBackState,
         search_state.AskedSearch,

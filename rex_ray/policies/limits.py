@@ -8,7 +8,7 @@ from rex_ray.core.apportion import apportion
 from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.types import Allocation, IntArray, Problem
 
-__all__ = ["are_alike", "equal_shares", "resumed_shares", "share_bounds"]
+__all__ = ["are_alike", "equal_shares", "known_bounds", "resumed_shares", "share_bounds"]
 
 _UNBOUNDED = 2**40
 
@@ -69,3 +69,15 @@ def resumed_shares(problem: Problem, current: Allocation | None, global_batch_si
     sizes = np.array(current.local_batch_sizes, dtype=np.int64)
     fits = bool(((lower <= sizes) & (sizes <= upper)).all())
     return current.local_batch_sizes if fits else None
+
+
+def known_bounds(problem: Problem, global_batch_size: int, fits: IntArray | None) -> tuple[IntArray, IntArray]:
+    """Return ``share_bounds`` with what memory has shown to hold, shape ``[n]``; None: nothing was seen of it.
+
+    Where so little is known to fit that the batch would not, the ranks' own bounds stand: what runs, runs.
+    """
+    lower, upper = share_bounds(problem, global_batch_size)
+    if fits is None:
+        return lower, upper
+    within = np.maximum(np.minimum(upper, fits), lower)
+    return lower, within if within.sum() >= global_batch_size else upper

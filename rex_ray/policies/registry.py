@@ -9,13 +9,27 @@ from typing import Any
 from rex_ray.core.errors import ConfigError, nearest_name_hint
 from rex_ray.policies.base import Policy
 from rex_ray.policies.bsp import bsp
+from rex_ray.policies.cannikin import cannikin
 from rex_ray.policies.dlb import dlb
+from rex_ray.policies.growth10 import growth10
+from rex_ray.policies.lb_bsp import lb_bsp
+from rex_ray.policies.omnilearn import omnilearn
+from rex_ray.policies.pollux import pollux
 from rex_ray.policies.rex import rex
 from rex_ray.policies.wrappers import Cooldown, Hysteresis
 
 __all__ = ["make_policy", "policy_names", "policy_options"]
 
-_BUILDERS: Mapping[str, Callable[..., Policy[Any]]] = {"bsp": bsp, "dlb": dlb, "rex": rex}
+_BUILDERS: Mapping[str, Callable[..., Policy[Any]]] = {
+    "bsp": bsp,
+    "cannikin": cannikin,
+    "dlb": dlb,
+    "growth10": growth10,
+    "lb_bsp": lb_bsp,
+    "omnilearn": omnilearn,
+    "pollux": pollux,
+    "rex": rex,
+}
 _WRAPPERS: Mapping[str, float] = {"cooldown_steps": 0, "hysteresis_gain": 0.0}
 
 

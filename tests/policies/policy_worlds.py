@@ -14,6 +14,12 @@ from rex_ray.policies.base import ChangeGlobalBatch, Decision, Policy, Proposal,
 
 RNG = np.random.default_rng(0)
 
+ALWAYS_EQUAL = ("bsp", "growth10", "pollux")
+"""Policies that never move rows at a fixed batch."""
+
+GROWING = ("cannikin", "growth10", "pollux")
+"""Policies that are nothing without gradient norms."""
+
 
 def group(
     devices: Sequence[str],
@@ -82,22 +88,28 @@ def live(
     warm_up_steps: int = 0,
     steps_per_epoch: int = 50,
     keep_states: bool = False,
+    measure: Callable[[StepObserved], StepObserved] = lambda step: step,
 ) -> list[Judged]:
-    """Let a policy decide over ``num_steps``; a proposal is applied ``lag_steps`` after it was first made."""
+    """Let a policy decide over ``num_steps``; a proposal is applied ``lag_steps`` after it was first made.
+
+    ``measure`` adds to a step what else was measured, such as norms.
+    """
     first, state = policy.init(problem)
-    sizes, version, due = first.local_batch_sizes, 0, (0, first)
+    sizes, lr_factor, version, due = first.local_batch_sizes, first.lr_factor, 0, (0, first)
     history: list[Judged] = []
     for step in range(num_steps):
         if due is not None and step >= due[0]:
-            version, sizes = version + 1, due[1].local_batch_sizes
+            version, sizes, lr_factor = version + 1, due[1].local_batch_sizes, due[1].lr_factor
             due = None
-            applied = AllocationApplied(allocation=Allocation(version=version, local_batch_sizes=sizes), step=step)
+            allocation = Allocation(version=version, local_batch_sizes=sizes, lr_factor=lr_factor)
+            applied = AllocationApplied(allocation=allocation, step=step)
             decision, state = policy.decide(state, applied, RNG)
             history.append(Judged(applied, decision, state if keep_states else None))
         flags = StepFlag.WARM_UP if step < warm_up_steps else StepFlag.NONE
         observation = observed(
             step, sizes, own_us(step, sizes), version=version, epoch=step // steps_per_epoch, flags=flags
         )
+        observation = measure(observation)
         decision, state = policy.decide(state, observation, RNG)
         history.append(Judged(observation, decision, state if keep_states or step == num_steps - 1 else None))
         proposal = history[-1].proposal
