@@ -46,6 +46,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     growth_min_gain: float = 0.05,
     growth_jump: bool = True,
     growth_optimism: float = 0.5,
+    growth_gate: bool = True,
     lr_rule: LRChoice = "auto",
     lr_tolerance: float = 0.1,
     search_min_gain: float = 0.03,
@@ -77,13 +78,14 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         probe: whether two mirrored probes come before the first plan, see ``ProbingSplit``; they seldom pay.
         growth_rule: ``"egmd"`` doubles where a test allows, ``"growth10"`` adds a tenth while the noise scale is above
             the batch, ``"goodput"`` takes the batch of the best goodput once per epoch.
-        growth_test: see ``Egmd``, as the next six.
+        growth_test: see ``Egmd``, as the next seven.
         growth_statistic: what is tested.
         growth_alpha: level of the test.
         growth_window: blocks of measured steps behind it.
         growth_min_gain: least gain in goodput.
         growth_jump: whether goodput itself is tested, and not only twice the batch.
         growth_optimism: how much of the slowing predicted for a batch that was never run is left out.
+        growth_gate: whether goodput is asked at all.
         lr_rule: how the learning rate follows the batch, see ``NoiseScaleGrowth``.
         lr_tolerance: from which change of the noise scale on it is set afresh, see there.
         search_min_gain: see ``SearchRules``.
@@ -120,6 +122,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
         min_gain=growth_min_gain,
         jump=growth_jump,
         optimism=growth_optimism,
+        gate=growth_gate,
     )
     sized = make_growth(growth_rule, egmd, lr_rule, lr_tolerance)
     # What a search finds is a split: it does not act where the split itself may only advise.

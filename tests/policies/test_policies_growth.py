@@ -71,6 +71,13 @@ def test_the_goodput_gate_holds_where_steps_take_as_long_as_their_rows(growth):
     assert world.findings[-1].evidence["goodput_gain"] < 0.05
 
 
+def test_without_a_gate_the_noise_scale_alone_decides():
+    linear = AffineModel(fixed_s=0.001, row_s=1e-3)
+    ungated = NoiseScaleGrowth(rule=Egmd(gate=False))
+    assert World(ungated, constant(20_000.0), model=linear, truth=linear).run(300).sizes == [128, 256, 512, 1024]
+    assert World(ungated, constant(20.0), model=linear, truth=linear).run(300).sizes == [128]
+
+
 @BOTH
 def test_where_steps_take_as_long_as_their_rows_hope_costs_one_trial(growth):
     linear = AffineModel(fixed_s=0.001, row_s=1e-3)

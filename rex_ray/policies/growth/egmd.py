@@ -43,6 +43,8 @@ class Egmd:
             that is not shown, the next smaller one is. With ``"wilcoxon"`` only: a bet needs one lasting question.
         optimism: how much of the predicted slowing is left out for a batch that was never run, up to twice the largest
             that was; a fraction. What was hoped for is tried by the clock, until it once disappoints.
+        gate: ask goodput at all. Without, the noise scale alone decides, as in the paper: whatever a test allows is
+            run and kept, and ``min_gain``, ``jump`` and ``optimism`` mean nothing.
     """
 
     test: Test = "wilcoxon"
@@ -52,6 +54,7 @@ class Egmd:
     min_gain: float = 0.05
     jump: bool = True
     optimism: float = 0.5
+    gate: bool = True
 
     def __post_init__(self) -> None:
         names = (("growth_test", self.test, get_args(Test)), ("growth_statistic", self.statistic, get_args(Statistic)))
@@ -79,7 +82,7 @@ class Egmd:
     @property
     def is_tried(self) -> bool:
         """Measured losers are left again."""
-        return True
+        return self.gate
 
     def compare(self, noise: FloatArray, signal: FloatArray, num_rows: float, alternative: Alternative) -> SignedRank:
         """Test blocks against a noise scale of ``num_rows``; arrays ``[..., window]``, one test per row."""
@@ -109,7 +112,7 @@ class Egmd:
         noise_scale = min(blocks.noise_scale or 0.0, bound)
         gain = _gain(view, num_rows, noise_scale)
         # Times that are unknown stop no shrinking: what was shown is that the rows of the larger batch are wasted.
-        if gain is not None and not gain > self.min_gain:
+        if self.gate and gain is not None and not gain > self.min_gain:
             return None
         return Target(
             num_rows=num_rows,
@@ -140,7 +143,7 @@ class Egmd:
         bound = 2.0 * view.num_rows
         num_rows = _within_reach(view, min(2 * view.num_rows, view.largest))
         found, p_value = self._above(view, bound)
-        if self.jump and self.test == "wilcoxon":
+        if self.gate and self.jump and self.test == "wilcoxon":
             for rows in self._ladder(view):
                 pays_from = view.times.break_even(rows, self.min_gain)
                 if pays_from is None or math.isinf(pays_from):
@@ -155,12 +158,14 @@ class Egmd:
             verdict = UNKNOWN if noise_scale is None else "keep: noise scale too small"
             return Hold(verdict=verdict, reason=reason, evidence=evidence)
         usable = _usable(noise_scale, bound)
+        shown = f"the noise scale is above {bound:.4g} rows ({self._named(p_value, found)})"
+        if not self.gate:
+            return Target(num_rows=num_rows, noise_scale=usable, reason=f"{shown}; no gate is asked", evidence=evidence)
         gain = _gain(view, num_rows, usable)
         if gain is None:
             reason = f"the step time of {num_rows} rows is unknown"
             return Hold(verdict=UNTIMED, reason=reason, evidence=evidence)
         evidence["goodput_gain"] = gain
-        shown = f"the noise scale is above {bound:.4g} rows ({self._named(p_value, found)})"
         if not gain > self.min_gain:
             reason = f"{shown}, but {num_rows} rows would change goodput by {gain:+.2%}, not above {self.min_gain:+.2%}"
             return Hold(verdict="keep: goodput gate", reason=reason, evidence=evidence)
