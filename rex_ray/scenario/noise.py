@@ -117,12 +117,18 @@ class RecordedNoise:
 def _block_factors(noise: NoiseModel, seed: int, rank: int, block: int) -> FloatArray:
     """Return the factors of one block of steps, shape ``[_BLOCK]``."""
     (before, _), (now, chances) = _drawn(seed, rank, block - 1), _drawn(seed, rank, block)
-    response = np.sqrt(1 - noise.rho**2) * noise.rho ** np.arange(_BLOCK)
-    wander = np.convolve(np.concatenate([before, now]), response)[_BLOCK : 2 * _BLOCK]
+    wander = np.convolve(np.concatenate([before[1:], now]), _response(noise.rho), mode="valid")
     spikes = chances < noise.spike_probability
     # Clipped at 3 sd below: a Gaussian tail must not become a step that takes no time.
     factors = (1 + noise.sd * np.maximum(wander, -3.0)) * np.where(spikes, noise.spike_factor, 1.0)
     return read_only(factors, np.float64)
+
+
+@lru_cache(maxsize=16)
+def _response(rho: float) -> FloatArray:
+    """Return what an innovation is worth to the steps from its own on, shape ``[_BLOCK]``."""
+    response: FloatArray = np.sqrt(1 - rho**2) * rho ** np.arange(_BLOCK)
+    return frozen(response)
 
 
 @lru_cache(maxsize=1024)

@@ -102,7 +102,8 @@ def _norms(noise: FloatArray, noise_scale: npt.ArrayLike, rows: FloatArray) -> t
     return weighted, reduced
 
 
-@lru_cache(maxsize=8)
+# Steps come in order, and a block of a thousand workers takes 16 MiB.
+@lru_cache(maxsize=2)
 def _unit_noise(gradients: NoisyGradients, num_workers: int, block: int) -> FloatArray:
     """Return one block of steps' noise with ``E|e|^2 = 1``, shape ``[_BLOCK, n, d]``."""
     now = _generator(gradients.seed, block + 1)
