@@ -81,6 +81,8 @@ class Result:
             ``sum (T_k - t_ik) / (n sum T_k)``.
         charged_s: virtual seconds charged for control: switches, probes, searches.
         swept_s: virtual seconds of the sweep that found the best fixed batch, which are not in ``total_s``.
+        evaluated_s: virtual seconds at each look at the validation metric; empty for a trace.
+        metrics: what was seen then.
         lost_s: parts of the loss against the oracle, by name; they sum to ``total - oracle``. Empty: none was asked.
     """
 
@@ -97,12 +99,14 @@ class Result:
     rii_wait: float
     charged_s: float = 0.0
     swept_s: float = 0.0
+    evaluated_s: tuple[float, ...] = ()
+    metrics: tuple[float, ...] = ()
     lost_s: Mapping[str, float] = field(default_factory=dict)
 
     def row(self) -> Row:
-        """Return the result as columns."""
+        """Return the result as columns, without what was seen on the way."""
         values: dict[str, Scalar] = {
-            name: value for name, value in asdict(self).items() if not isinstance(value, Mapping)
+            name: value for name, value in asdict(self).items() if not isinstance(value, Mapping | tuple)
         }
         return values | {f"lost_{name}_s": value for name, value in self.lost_s.items()}
 
@@ -113,4 +117,5 @@ class Result:
     @classmethod
     def from_json(cls, text: str) -> Result:
         """Return what ``to_json`` wrote."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})

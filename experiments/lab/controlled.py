@@ -1,19 +1,26 @@
-"""A cell whose policy runs in the production controller, with or without the real search helper."""
+"""Who decides in a cell: the production controller, with or without the real search helper; or someone who knows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 from experiments._searcher import HelperSearcher
 from experiments.lab.cells import Cell
-from experiments.lab.measures import Played
+from experiments.lab.measures import Played, timed
 from experiments.lab.methods import method_of
 from rex_ray.control.controller import Controller
 from rex_ray.core.errors import ConfigError
+from rex_ray.core.types import IntArray
 from rex_ray.policies.registry import make_policy
-from rex_ray.sim import Learner, Scenario, Searcher, SimulatedRun, simulate
+from rex_ray.sim import Learner, Scenario, ScriptedOracle, Searcher, SimulatedRun, simulate
 
-__all__ = ["played", "run_controlled"]
+__all__ = ["DELAYS", "played", "played_by_oracle", "run_controlled"]
+
+DELAYS = {"oracle": 0, "oracle_delayed": 10}
+"""How many steps after it began or ended an episode is known to each oracle."""
 
 
 def run_controlled(cell: Cell, scenario: Scenario, learner: Learner, *, num_steps: int) -> SimulatedRun:
@@ -30,18 +37,37 @@ def run_controlled(cell: Cell, scenario: Scenario, learner: Learner, *, num_step
     """
     method = method_of(cell.method)
     controller = Controller(make_policy(method.policy, {**method.options, **cell.options}), seed=cell.seed)
-    return simulate(controller, scenario, num_steps=num_steps, learner=learner, searcher=_searcher(cell.search))
+    return simulate(
+        controller, scenario, num_steps=num_steps, learner=learner, searcher=_searcher(cell.search), keep="figures"
+    )
 
 
 def played(run: SimulatedRun) -> Played:
     """Return what a simulated run comes down to."""
     return Played(
-        own_s=run.own_s,
         step_s=run.step_s,
+        slowest_s=run.slowest_s,
+        mean_own_s=run.mean_own_s,
         num_rows=run.num_rows,
+        step_charges_s=run.step_charges_s,
         num_switches=len(run.allocations) - 1,
-        charged_s=run.charged_s,
     )
+
+
+def played_by_oracle(scenario: Scenario, num_rows: Sequence[int] | IntArray, delay_steps: int) -> Played:
+    """Return what an oracle's batches come down to in the shares of someone who knows the script.
+
+    Args:
+        scenario: the world.
+        num_rows: rows per step.
+        delay_steps: how many steps after it began or ended an episode is known.
+    """
+    script = ScriptedOracle(
+        timelines=scenario.timelines, network=scenario.network, num_steps=len(num_rows), delay_steps=delay_steps
+    )
+    shares = [script.shares(int(rows), step) for step, rows in enumerate(num_rows)]
+    num_switches = sum(before != after for before, after in pairwise(shares))
+    return replace(timed(scenario, shares), num_switches=num_switches)
 
 
 def _searcher(name: str) -> Searcher | None:

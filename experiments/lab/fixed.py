@@ -14,13 +14,14 @@ from statistics import median
 import numpy as np
 
 from experiments.lab.cells import TRACE, Cell, Result
-from experiments.lab.measures import Played
+from experiments.lab.measures import Played, timed
 from rex_ray.core.apportion import apportion, rows_per_rank
 from rex_ray.core.errors import ConfigError
 from rex_ray.scenario import load_learning, load_profile, optimal_split, parse_cluster
 from rex_ray.scenario.profiles import DeviceProfile
 from rex_ray.sim import Learner, Limits, Scenario, StepTimes
 from rex_ray.sim.limits import network_model
+from rex_ray.sim.oracle import largest_batch
 
 __all__ = ["BATCH_OPTION", "FIXED", "PILOT_SEEDS", "chosen", "fixed_shares", "is_open", "pilot_cells", "run_fixed"]
 
@@ -76,20 +77,28 @@ def _worth(results: Sequence[Result]) -> tuple[float, float]:
 
 
 def _candidates(cell: Cell) -> list[int]:
-    profiles = _profiles(cell)
-    times = StepTimes(profiles, network_model(cell.workload, cell.network))
-    limits = Limits(load_learning(cell.workload), times, cell.global_batch_size)
+    """Return the doublings of the reference batch; for a trace also the best of all, which a formula knows."""
+    reference, times = cell.global_batch_size, StepTimes(_profiles(cell), network_model(cell.workload, cell.network))
     equal = cell.method == "best_fixed_equal"
-    largest = min(limits.largest_batch, times.most_equal_rows) if equal else limits.largest_batch
-    if largest < cell.global_batch_size:
-        raise ConfigError(f"{cell.global_batch_size} rows do not fit {cell.cluster} in equal shares of {cell.workload}")
-    batches = {
-        cell.global_batch_size * 2**power for power in range(int(math.log2(largest / cell.global_batch_size)) + 1)
-    }
+    most = times.most_equal_rows if equal else times.most_rows
+    if most < reference:
+        raise ConfigError(f"{reference} rows do not fit {cell.cluster} in equal shares of {cell.workload}")
+    largest = largest_batch(reference, _dataset_size(cell), most)
+    batches = {reference * 2**power for power in range(int(math.log2(largest / reference)) + 1)}
     if cell.learner == TRACE:
+        limits = Limits(load_learning(cell.workload), times, reference)
         best = limits.best_fixed_equal if equal else limits.best_fixed_balanced
         batches.add(best.global_batch_size)
     return sorted(batches)
+
+
+def _dataset_size(cell: Cell) -> int:
+    if cell.learner == TRACE:
+        return load_learning(cell.workload).dataset_size
+    # Torch is slow to import, and traces need none.
+    from workloads.learning.tasks import load_task  # noqa: PLC0415
+
+    return load_task(cell.learner).dataset_size
 
 
 def _profiles(cell: Cell) -> list[DeviceProfile]:
@@ -107,7 +116,7 @@ def fixed_shares(cell: Cell) -> tuple[int, ...]:
 
 
 def run_fixed(
-    scenario: Scenario, learner: Learner, shares: Sequence[int], lr_factor: Callable[[], float], *, num_steps: int
+    scenario: Scenario, learner: Learner, shares: Sequence[int], lr_factor: Callable[[int], float], *, num_steps: int
 ) -> Played:
     """Train in shares that never change, until the learner is done.
 
@@ -115,20 +124,15 @@ def run_fixed(
         scenario: the world.
         learner: a fresh one.
         shares: rows per rank.
-        lr_factor: learning-rate factor of the coming step.
+        lr_factor: from a step to its learning-rate factor.
         num_steps: most steps.
     """
     batch, dataset_size = sum(shares), scenario.problem.dataset_size
-    sync_s = scenario.network.all_reduce_s(len(shares))
-    own_s, rows, left = [], [], dataset_size
+    rows, left = list[int](), dataset_size
     for step in range(num_steps):
         if learner.is_done:
             break
-        now = min(batch, left)
-        per_rank = rows_per_rank(now, shares)
-        own_s.append([line.own_time_s(step, per_rank[rank], per_rank) for rank, line in enumerate(scenario.timelines)])
-        rows.append(now)
-        learner.advance(now, lr_factor())
-        left = left - now or dataset_size
-    own = np.array(own_s)
-    return Played(own_s=own, step_s=own.max(axis=1) + sync_s, num_rows=np.array(rows))
+        rows.append(min(batch, left))
+        learner.advance(rows[-1], lr_factor(step))
+        left = left - rows[-1] or dataset_size
+    return timed(scenario, [rows_per_rank(now, shares) for now in rows])

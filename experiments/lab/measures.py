@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
 from experiments.lab.cells import Result
 from rex_ray.core.types import FloatArray, IntArray
 from rex_ray.scenario import WorkerTimeline
+from rex_ray.scenario.timeline import own_times
+from rex_ray.sim import Scenario
 
-__all__ = ["Played", "result_of"]
+__all__ = ["Played", "result_of", "timed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -19,29 +22,55 @@ class Played:
     """What was run.
 
     Attributes:
-        own_s: own time per step and rank in seconds, shape ``[steps, n]``.
         step_s: duration per step in seconds, shape ``[steps]``.
+        slowest_s: own time of the slowest rank per step in seconds, shape ``[steps]``.
+        mean_own_s: own time per step in seconds, the mean over ranks, shape ``[steps]``.
         num_rows: rows per step, shape ``[steps]``.
+        step_charges_s: what control cost beside each step in seconds, shape ``[steps]``; None: nothing.
         num_switches: allocations that were put in place after the first.
-        charged_s: seconds of control on the critical path, beside the steps.
-        swept_s: seconds of the sweep that found the batch.
-        final_metric: the validation metric at the end.
         lost_s: parts of the loss against the oracle.
     """
 
-    own_s: FloatArray
     step_s: FloatArray
+    slowest_s: FloatArray
+    mean_own_s: FloatArray
     num_rows: IntArray
+    step_charges_s: FloatArray | None = None
     num_switches: int = 0
-    charged_s: float = 0.0
-    swept_s: float = 0.0
-    final_metric: float | None = None
     lost_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def whole_s(self) -> FloatArray:
+        """Duration per step with what control cost beside it, shape ``[steps]``."""
+        return self.step_s if self.step_charges_s is None else self.step_s + self.step_charges_s
 
     @property
     def total_s(self) -> float:
         """Duration in seconds, control included."""
-        return float(self.step_s.sum()) + self.charged_s
+        return float(self.whole_s.sum())
+
+
+def timed(scenario: Scenario, rows: Sequence[tuple[int, ...]]) -> Played:
+    """Return how long given steps take.
+
+    Args:
+        scenario: the world.
+        rows: rows per rank in each step.
+    """
+    pieces, start = [], 0
+    for per_rank, alike in groupby(rows):
+        stop = start + len(list(alike))
+        data_s, compute_s = own_times(scenario.timelines, start, stop, per_rank)
+        durations_s = scenario.network.step_s(data_s, compute_s)
+        pieces.append((durations_s, data_s + compute_s))
+        start = stop
+    own_s = np.concatenate([own for _, own in pieces])
+    return Played(
+        step_s=np.concatenate([durations for durations, _ in pieces]),
+        slowest_s=own_s.max(axis=1),
+        mean_own_s=own_s.mean(axis=1),
+        num_rows=np.array([sum(per_rank) for per_rank in rows]),
+    )
 
 
 def result_of(played: Played, timelines: Sequence[WorkerTimeline], *, tta_s: float | None) -> Result:
@@ -52,23 +81,20 @@ def result_of(played: Played, timelines: Sequence[WorkerTimeline], *, tta_s: flo
         timelines: the workers, for the peak rates of the resource inefficiency.
         tta_s: virtual seconds to the target; None where it was not reached.
     """
-    step_s, own_s, rows = played.step_s, played.own_s, played.num_rows
-    num_workers = own_s.shape[1]
+    step_s, rows = played.step_s, played.num_rows
     peak = sum(_peak_rows_per_s(line) for line in timelines)
     return Result(
         tta_s=tta_s,
         total_s=played.total_s,
         num_steps=len(step_s),
         num_rows=int(rows.sum()),
-        final_metric=played.final_metric,
         smallest_batch=int(rows[:-1].min(initial=rows.max())),
         largest_batch=int(rows.max()),
         num_switches=played.num_switches,
-        imbalance=float((own_s.max(axis=1) / own_s.mean(axis=1) - 1).mean()),
+        imbalance=float((played.slowest_s / played.mean_own_s - 1).mean()),
         rii=1.0 - float(rows.sum()) / (played.total_s * peak),
-        rii_wait=float((step_s[:, None] - own_s).sum() / (num_workers * step_s.sum())),
-        charged_s=played.charged_s,
-        swept_s=played.swept_s,
+        rii_wait=float((step_s - played.mean_own_s).sum() / step_s.sum()),
+        charged_s=played.total_s - float(step_s.sum()),
         lost_s=played.lost_s,
     )
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
-
-import numpy as np
+from dataclasses import replace
 
 from experiments.lab.cells import Cell, Result
-from experiments.lab.controlled import played, run_controlled
+from experiments.lab.controlled import DELAYS, played, played_by_oracle, run_controlled
 from experiments.lab.fixed import FIXED, fixed_shares, run_fixed
 from experiments.lab.measures import Played, result_of
 from experiments.lab.worlds import scenario_of
 from rex_ray.scenario import LearningCurve, load_learning
-from rex_ray.sim import Scenario, ScriptedOracle, TraceLearner, oracle_run
+from rex_ray.sim import Scenario, TraceLearner, oracle_run
 from rex_ray.sim.gradients import NoisyGradients
+from rex_ray.sim.regret import ledger
 
-__all__ = ["DELAYS", "play_trace"]
-
-DELAYS = {"oracle": 0, "oracle_delayed": 10}
-"""How many steps after it began or ended an episode is known to each oracle."""
+__all__ = ["play_trace"]
 
 # A run that needs more has failed; the slowest, BSP at the reference batch, needs a fifth.
 _MOST_STEPS = 2_000_000
@@ -44,25 +40,18 @@ def play_trace(cell: Cell) -> Result:
         )
         if cell.method in FIXED:
             # A learning rate that is right for the batch, as in ``sim.Limits``: a sweep would have tuned it, too.
-            what = run_fixed(scenario, learner, fixed_shares(cell), lambda: math.inf, num_steps=_MOST_STEPS)
+            what = run_fixed(scenario, learner, fixed_shares(cell), lambda _: math.inf, num_steps=_MOST_STEPS)
         else:
-            what = played(run_controlled(cell, scenario, learner, num_steps=_MOST_STEPS))
+            run = run_controlled(cell, scenario, learner, num_steps=_MOST_STEPS)
+            oracle_s = _oracle(replace(cell, method="oracle"), scenario, learning).total_s
+            what = replace(played(run), lost_s=ledger(run, scenario, oracle_s=oracle_s, learning=learning).parts())
         if not learner.is_done:
             raise RuntimeError(f"{cell.method} did not reach the target in {_MOST_STEPS} steps")
     return result_of(what, scenario.timelines, tta_s=what.total_s)
 
 
 def _oracle(cell: Cell, scenario: Scenario, learning: LearningCurve) -> Played:
-    delay = DELAYS[cell.method]
-    run = oracle_run(scenario.timelines, scenario.network, learning, cell.global_batch_size, delay_steps=delay)
-    num_steps = len(run.step_s)
-    script = ScriptedOracle(
-        timelines=scenario.timelines, network=scenario.network, num_steps=num_steps, delay_steps=delay
+    run = oracle_run(
+        scenario.timelines, scenario.network, learning, cell.global_batch_size, delay_steps=DELAYS[cell.method]
     )
-    shares = [script.shares(int(batch), step) for step, batch in enumerate(run.global_batch_size)]
-    own_s = [
-        [line.own_time_s(step, mine, rows) for line, mine in zip(scenario.timelines, rows, strict=True)]
-        for step, rows in enumerate(shares)
-    ]
-    num_switches = sum(before != after for before, after in pairwise(shares))
-    return Played(own_s=np.array(own_s), step_s=run.step_s, num_rows=run.global_batch_size, num_switches=num_switches)
+    return played_by_oracle(scenario, run.global_batch_size, DELAYS[cell.method])

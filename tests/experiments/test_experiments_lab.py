@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.lab import sgd
 from experiments.lab.cells import Cell, Result
-from experiments.lab.fixed import BATCH_OPTION, PILOT_SEEDS, chosen, fixed_shares, pilot_cells
+from experiments.lab.fixed import BATCH_OPTION, FIXED, PILOT_SEEDS, chosen, fixed_shares, pilot_cells
 from experiments.lab.play import play
 from rex_ray.core.errors import ConfigError
 from rex_ray.scenario import load_learning, load_network, load_profile, parse_cluster
@@ -72,14 +73,30 @@ def test_the_sweep_is_on_pilot_seeds_and_takes_the_fastest():
 
 
 def test_a_batch_that_misses_the_target_is_chosen_last():
-    cell = replace(CELL, method="best_fixed_equal", learner="a task")
+    cell = replace(CELL, method="best_fixed_equal", learner="digits", global_batch_size=32)
     pilots = pilot_cells(cell)
     blank = play(replace(CELL, method="oracle"))
     found = {
-        pilot.key: replace(blank, tta_s=None if pilot.options[BATCH_OPTION] != 512 else 1e6, final_metric=0.9)
+        pilot.key: replace(blank, tta_s=None if pilot.options[BATCH_OPTION] != 64 else 1e6, final_metric=0.9)
         for pilot in pilots
     }
-    assert chosen(cell, found)[0].options[BATCH_OPTION] == 512
+    assert chosen(cell, found)[0].options[BATCH_OPTION] == 64
+
+
+@pytest.mark.parametrize("method", ["bsp", "rex", "oracle_delayed", "best_fixed_balanced"])
+def test_real_training_takes_the_time_of_its_steps_whoever_decides(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(sgd, "PATHS", tmp_path)
+    options = {BATCH_OPTION: 64} if method in FIXED else {}
+    cell = replace(CELL, method=method, learner="digits", global_batch_size=64, options=options, charges="measured")
+    result = play(cell)
+    assert result.num_rows == 24 * 1437
+    assert len(result.metrics) == len(result.evaluated_s) == 48
+    assert result.evaluated_s[-1] == pytest.approx(result.total_s)
+    assert result.final_metric == result.metrics[-1]
+    first = next(k for k, metric in enumerate(result.metrics) if metric >= 0.9)
+    assert result.tta_s == pytest.approx(result.evaluated_s[first])
+    assert (result.charged_s > 0) == (method == "rex")
+    assert play(cell) == result
 
 
 def test_what_there_is_not_is_named():
