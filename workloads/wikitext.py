@@ -31,7 +31,7 @@ from workloads.images import seed_chance
 from workloads.language_models import LSTMModel, TransformerModel
 from workloads.wikitext_files import Vocabulary, download, find_text, read_words
 
-__all__ = ["MODELS", "NO_WORD", "TextRows", "load_parts", "main", "sum_of_losses", "train_loop"]
+__all__ = ["MODELS", "NO_WORD", "TextRows", "load_parts", "main", "perplexity", "sum_of_losses", "train_loop"]
 
 NO_WORD = -100
 """Stands where a row is too short to have a word; ``cross_entropy`` leaves it out."""
@@ -127,6 +127,14 @@ def sum_of_losses(model: nn.Module, loader: Iterable[Any]) -> tuple[float, int]:
     return nats, count
 
 
+def perplexity(nats_per_word: float) -> float:
+    """Return the perplexity of a mean cross-entropy, infinite where training came apart.
+
+    Of the mean over all ranks' words: a mean of ranks' perplexities would depend on how the rows were shared.
+    """
+    return float(torch.tensor(nats_per_word, dtype=torch.float64).exp())
+
+
 def train_loop(config: dict[str, Any]) -> None:
     """Train on one worker: Adam, gradients cut to a norm, the rate falling to zero along a cosine.
 
@@ -155,8 +163,7 @@ def train_loop(config: dict[str, Any]) -> None:
             schedule.step()
             optimizer.zero_grad()
         nats, count = sum_of_losses(session.unwrap(model), session.eval_loader(eval_set, local_batch_size=16))
-        # The pooled mean first: a mean of ranks' perplexities would depend on how the rows were shared.
-        session.report({"perplexity": math.exp(session.pool(nats, count))})
+        session.report({"perplexity": perplexity(session.pool(nats, count))})
 
 
 def main(arguments: list[str] | None = None) -> None:

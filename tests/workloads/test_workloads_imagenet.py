@@ -110,9 +110,10 @@ def test_the_first_five_count_beside_the_first() -> None:
     assert count_correct_top5(Ranked(), batches) == (1, 5, 8)
 
 
-def test_the_loop_trains_resnet50_on_one_worker_without_ray(folder: Path) -> None:
+@pytest.mark.parametrize("loader_processes", [0, 1])
+def test_the_loop_trains_resnet50_on_one_worker_without_ray(folder: Path, loader_processes: int) -> None:
     config = {"data_dir": str(folder), "image_size": 32, "norm": "group", "num_epochs": 1, "learning_rate": 0.01}
-    config |= {"amp": False, "loader_processes": 0, "seed": 0}
+    config |= {"amp": False, "loader_processes": loader_processes, "seed": 0}
     (metrics,) = train_alone(train_loop, config, global_batch_size=3)
     assert metrics["accuracy"] in (0.0, 0.5, 1.0)
     assert metrics["accuracy_top5"] == 1.0  # of two classes both are among the first five

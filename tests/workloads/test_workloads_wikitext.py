@@ -17,7 +17,7 @@ from lone_worker import train_alone
 from torch import nn
 
 from rex_ray.core.errors import ConfigError
-from workloads.wikitext import MODELS, NO_WORD, TextRows, load_parts, sum_of_losses, train_loop
+from workloads.wikitext import MODELS, NO_WORD, TextRows, load_parts, perplexity, sum_of_losses, train_loop
 from workloads.wikitext_files import END, UNKNOWN, Vocabulary, find_text, read_words, unpack
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -123,8 +123,13 @@ def test_a_model_that_knows_nothing_is_as_perplexed_as_there_are_words(num_words
     model = Uniform()
     nats, count = sum_of_losses(model, torch.utils.data.DataLoader(rows, batch_size=local_batch_size))
     assert count == num_words - 1
-    assert math.exp(nats / count) == pytest.approx(7.0, rel=1e-6)
+    assert perplexity(nats / count) == pytest.approx(7.0, rel=1e-6)
     assert model.training
+
+
+def test_a_loss_beyond_all_bounds_ends_no_training() -> None:
+    assert perplexity(1e4) == math.inf
+    assert math.isnan(perplexity(math.nan))
 
 
 def test_only_the_published_archive_is_unpacked(tmp_path: Path) -> None:
