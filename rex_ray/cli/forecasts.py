@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rex_ray.core.errors import ConfigError
+
 __all__ = ["plan", "simulate"]
 
 ClusterOption = Annotated[
@@ -23,7 +25,7 @@ BatchOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
-def plan(
+def plan(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with its default
     cluster: ClusterOption,
     workload: WorkloadOption,
     limits: Annotated[
@@ -31,18 +33,48 @@ def plan(
     ] = False,
     global_batch_size: BatchOption = None,
     network: Annotated[
-        str, typer.Option(help="Kind of device whose measured all-reduce times count, or 'none'.")
-    ] = "T4",
+        str | None,
+        typer.Option(
+            help="Kind of device whose measured all-reduce times count, or 'none'.",
+            show_default="T4; with --profile, the run's own",
+        ),
+    ] = None,
+    prices: Annotated[
+        bool, typer.Option("--prices", help="Also time and cost of every smaller mix, and which to rent.")
+    ] = False,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEVICE=USD", help="Price per hour of a kind; repeat.", show_default="on-demand prices"),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Plan with the step times that this run measured.", show_default="public ones"
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict, from public profiles alone: the split of one batch, or with --limits what is attainable at all."""
+    """Predict the split, step time, best batch and time to the target of a cluster, before it is rented.
+
+    Examples: rex-ray plan -c 4xT4,4xV100 -w resnet50 --prices --price T4=0.35;
+    rex-ray plan -c 8xT4 -w resnet50 --profile runs/imagenet; rex-ray plan -c 4xT4,4xV100 -w resnet50 --limits
+    """
+    if limits:
+        if prices or price or profile:
+            raise ConfigError("--limits knows public profiles and no prices: leave out --prices, --price and --profile")
+        from rex_ray.cli import attainable  # noqa: PLC0415
+
+        if as_json:
+            document = attainable.limits_document(cluster, workload, global_batch_size, network or "T4")
+            sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        else:
+            attainable.print_limits(cluster, workload, global_batch_size, network or "T4", Console())
+        return
     from rex_ray.cli import planning  # noqa: PLC0415
 
-    if limits and not as_json:
-        planning.print_limits(cluster, workload, global_batch_size, network, Console())
-        return
-    document = planning.limits_document if limits else planning.plan_document
-    found = document(cluster, workload, global_batch_size, network)
+    found = planning.plan_document(
+        cluster, workload, global_batch_size, network, run=profile, with_prices=prices, prices=price or ()
+    )
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:

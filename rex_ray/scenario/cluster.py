@@ -19,25 +19,27 @@ _MOST_DIGITS, _MOST_SHOWN = 10, 60
 _ENTRY = re.compile(r"(?:(?P<count>\d+)\s*[xX*]\s*)?(?P<device>\w[\w.-]*)", re.ASCII)
 
 
-def parse_cluster(text: str) -> tuple[str, ...]:
+def parse_cluster(text: str, known: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return the kind of device of every rank, in the order written.
 
     Args:
         text: entries ``COUNTxDEVICE`` separated by commas; a lone ``DEVICE`` is one of it. ``4xT4,4xV100`` is four
             T4 as ranks 0 to 3 and four V100 as ranks 4 to 7.
+        known: kinds that there are; default those that have a public profile.
 
     Raises:
-        ConfigError: no entry, one that is neither, a count of 0, a device without a profile (names the nearest), or
+        ConfigError: no entry, one that is neither, a count of 0, an unknown device (names the nearest), or
             more than ``MAX_WORKERS`` workers.
     """
     devices: list[str] = []
+    kinds = device_names() if known is None else known
     for entry in text.split(","):
         found = _ENTRY.fullmatch(entry.strip())
         if found is None:
             raise _refusal(text, f"{_shown(entry.strip())} is not COUNTxDEVICE; write for example 4xT4,4xV100")
         device, digits = found["device"], found["count"] or "1"
-        if device not in device_names():
-            raise _refusal(text, f"unknown device {_shown(device)}{nearest_name_hint(device, device_names())}")
+        if device not in kinds:
+            raise _refusal(text, f"unknown device {_shown(device)}{nearest_name_hint(device, kinds)}")
         count = int(digits) if len(digits) < _MOST_DIGITS else MAX_WORKERS + 1
         if count < 1:
             raise _refusal(text, "a count must be at least 1; leave out what there is none of")

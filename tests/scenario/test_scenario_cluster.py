@@ -42,3 +42,9 @@ def test_what_is_not_a_cluster_is_named_with_the_remedy(text, said):
         parse_cluster(text)
     assert said in str(raised.value)
     assert len(str(raised.value)) < 300
+
+
+def test_kinds_of_the_callers_own_are_known_instead_of_those_with_a_profile():
+    assert parse_cluster("2xZ9,T4", known=("Z9", "T4")) == ("Z9", "Z9", "T4")
+    with pytest.raises(ConfigError, match="unknown device 'V100'"):
+        parse_cluster("V100", known=("Z9", "T4"))
