@@ -202,12 +202,12 @@ class _Group:
         self.hear_answers(step)
 
     def _stretch(self, step: int, allocation: Allocation, rows: Sequence[int]) -> Stretch:
-        """Return the stretch that the step is in; whole ones are used up, that of a partial step is its own."""
-        known = self.stretch
-        if known is not None and known.has(step, allocation.version, rows):
-            return known
-        is_partial = rows is not allocation.local_batch_sizes
-        self.stretch = Stretch.ahead(self.scenario, step, allocation.version, rows, is_single=is_partial)
+        """Return the stretch that the step is in; a partial step has its own and leaves the present one as it is."""
+        version = allocation.version
+        if rows is not allocation.local_batch_sizes:
+            return Stretch.ahead(self.scenario, step, version, rows, is_single=True)
+        if self.stretch is None or not self.stretch.has(step, version):
+            self.stretch = Stretch.ahead(self.scenario, step, version, rows)
         return self.stretch
 
     def _count(self, stretch: Stretch, step: int, num_rows: int) -> None:

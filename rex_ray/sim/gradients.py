@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.core.types import FloatArray, read_only
+from rex_ray.core.types import FloatArray, frozen
 
 __all__ = ["NoisyGradients"]
 
@@ -114,7 +114,8 @@ def _unit_noise(gradients: NoisyGradients, num_workers: int, block: int) -> Floa
         noise = _autoregressive(gradients, innovations)[_BLOCK:]
     else:
         noise = _autoregressive(gradients, now.standard_normal(shape))
-    return read_only(noise * _radius(gradients, now, shape[:2]), np.float64)
+    noise *= _radius(gradients, now, shape[:2])
+    return frozen(noise)
 
 
 def _autoregressive(gradients: NoisyGradients, innovations: FloatArray) -> FloatArray:

@@ -30,7 +30,6 @@ class Stretch:
 
     Attributes:
         first_step: number of the first of them.
-        num_rows: rows per rank.
         own_s: own time per step and rank in seconds, shape ``[steps, n]``.
         step_s: duration of each step in seconds.
         slowest_s: own time of the slowest rank in each.
@@ -39,7 +38,6 @@ class Stretch:
     """
 
     first_step: int
-    num_rows: tuple[int, ...]
     own_s: FloatArray
     step_s: list[float]
     slowest_s: list[float]
@@ -67,7 +65,6 @@ class Stretch:
         whole_s = np.broadcast_to(step_s[:, None], own_s.shape)
         return cls(
             first_step=step,
-            num_rows=tuple(num_rows),
             own_s=own_s,
             step_s=step_s.tolist(),
             slowest_s=own_s.max(axis=1).tolist(),
@@ -81,13 +78,9 @@ class Stretch:
             ),
         )
 
-    def has(self, step: int, version: int, num_rows: Sequence[int]) -> bool:
-        """Whether a step under this allocation, with these rows, is one of the stretch."""
-        return (
-            step < self.first_step + len(self.step_s)
-            and version == self.whole.allocation_version
-            and (num_rows is self.num_rows or tuple(num_rows) == self.num_rows)
-        )
+    def has(self, step: int, version: int) -> bool:
+        """Whether a whole step under this allocation is one of the stretch."""
+        return step < self.first_step + len(self.step_s) and version == self.whole.allocation_version
 
     def observed(self, step: int, *, epoch: int, flags: StepFlag, norms: StepNorms | None) -> StepObserved | None:
         """Return a step as the controller sees it; None where its times are impossible."""
