@@ -33,9 +33,9 @@ class Images:
     pixels: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.uint8]
 
-    def first(self, num_rows: int) -> Images:
-        """Return the first rows only."""
-        return Images(pixels=self.pixels[:num_rows], labels=self.labels[:num_rows])
+    def part(self, rows: slice) -> Images:
+        """Return some rows only."""
+        return Images(pixels=self.pixels[rows], labels=self.labels[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +156,14 @@ class _Pixels:
 
 
 def _statistics(pixels: npt.NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each channel, in pieces: all as floats would take four times the memory."""
-    parts = np.array_split(pixels, max(1, len(pixels) // 4096))
-    mean = sum(part.sum(axis=(0, 1, 2), dtype=np.float64) for part in parts) / pixels[..., 0].size
-    squares = sum(np.square(part, dtype=np.float32).sum(axis=(0, 1, 2), dtype=np.float64) for part in parts)
-    std = np.sqrt(np.maximum(squares / pixels[..., 0].size - mean**2, 1.0))
-    return torch.from_numpy(mean).float(), torch.from_numpy(std).float()
+    """Return mean and standard deviation of each channel, from how often each value is there."""
+    values = np.arange(256)
+    means, stds = [], []
+    for channel in np.moveaxis(pixels, -1, 0):
+        counts = np.bincount(channel.ravel(), minlength=256)
+        means.append(mean := float(counts @ values) / channel.size)
+        stds.append(max(float(counts @ (values - mean) ** 2) / channel.size, 1.0) ** 0.5)
+    return torch.tensor(means), torch.tensor(stds)
 
 
 @lru_cache(maxsize=4)
