@@ -57,14 +57,12 @@ def load_split(data_dir: Path, name: CifarName, split: str) -> ByteImages:
 
 def download(name: CifarName) -> Path:
     """Download a data set with torchvision unless it is there already, and return its folder."""
-    if not (CACHE / CIFAR[name].folder).is_dir():
-        try:
-            from torchvision import datasets  # noqa: PLC0415  (an optional extra)
-        except ImportError as error:
-            raise ConfigError(
-                "downloading needs torchvision: pip install 'rex-ray[vision]', or give data_dir"
-            ) from error
-        {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name](str(CACHE), download=True)
+    try:
+        from torchvision import datasets  # noqa: PLC0415  (an optional extra)
+    except ImportError as error:
+        raise ConfigError("downloading needs torchvision: pip install 'rex-ray[vision]', or give data_dir") from error
+    # It checks what is there by digest, so a download that was cut off is made anew.
+    {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name](str(CACHE), download=True)
     return CACHE
 
 
