@@ -73,22 +73,24 @@ def timed(scenario: Scenario, rows: Sequence[tuple[int, ...]]) -> Played:
     )
 
 
-def result_of(played: Played, timelines: Sequence[WorkerTimeline], *, tta_s: float | None) -> Result:
+def result_of(played: Played, scenario: Scenario, *, tta_s: float | None) -> Result:
     """Return the row of a run.
 
     Args:
         played: what was run.
-        timelines: the workers, for the peak rates of the resource inefficiency.
+        scenario: its world: the workers' peak rates count for the resource inefficiency.
         tta_s: virtual seconds to the target; None where it was not reached.
     """
     step_s, rows = played.step_s, played.num_rows
-    peak = sum(_peak_rows_per_s(line) for line in timelines)
+    peak = sum(_peak_rows_per_s(line) for line in scenario.timelines)
+    ends_epoch = rows.cumsum() % scenario.problem.dataset_size == 0
+    whole = rows[~ends_epoch] if not ends_epoch.all() else rows
     return Result(
         tta_s=tta_s,
         total_s=played.total_s,
         num_steps=len(step_s),
         num_rows=int(rows.sum()),
-        smallest_batch=int(rows[:-1].min(initial=rows.max())),
+        smallest_batch=int(whole.min()),
         largest_batch=int(rows.max()),
         num_switches=played.num_switches,
         imbalance=float((played.slowest_s / played.mean_own_s - 1).mean()),

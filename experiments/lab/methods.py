@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from experiments._harness import Scalar
 from rex_ray.core.errors import ConfigError, nearest_name_hint
 
-__all__ = ["CONTROLS", "METHODS", "Method", "method_of"]
+__all__ = ["CONTROLS", "METHODS", "PERIODS", "Method", "method_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,24 @@ METHODS: Mapping[str, Method] = {
 CONTROLS = ("oracle", "oracle_delayed", "best_fixed_equal", "best_fixed_balanced")
 """The oracle knows every curve, script and noise scale; the delayed one hears of an episode 10 steps late. The best
 fixed batches are what a sweep finds, which a user would pay for."""
+
+PERIODS: Mapping[str, str] = {
+    "bsp": "never",
+    "dlb": "shares: each epoch",
+    "lb_bsp": "shares: every 10 steps",
+    "omnilearn": "shares: every 10 steps",
+    "pollux": "batch: each epoch, first when the noise scale is known",
+    "growth10": "batch: every 4 measured steps",
+    "cannikin": "batch and shares: each epoch",
+    "rex": "batch: every 4 measured steps; shares: with the batch, on an alarm, on a search's advice",
+    "rex-no-trigger": "batch: every 4 measured steps; shares: with the batch, on a search's advice",
+    "best_fixed_equal": "never, after a sweep",
+    "best_fixed_balanced": "never, after a sweep",
+    "oracle": "batch: every 8 steps; shares: every step",
+    "oracle_delayed": "batch: every 8 steps; shares: every step, 10 late",
+}
+"""When each of those in the headline tables may change what. Norms are measured at every fourth step in live runs and
+under real SGD, at every step in traces."""
 
 
 def method_of(name: str) -> Method:

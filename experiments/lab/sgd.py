@@ -33,7 +33,7 @@ def play_sgd(cell: Cell) -> Result:
     scenario = scenario_of(cell, learner.dataset_size, num_steps)
     what = _played(cell, scenario, learner, num_steps)
     ends_s = what.whole_s.cumsum()
-    result = result_of(what, scenario.timelines, tta_s=seconds_to_target(learner, what.whole_s))
+    result = result_of(what, scenario, tta_s=seconds_to_target(learner, what.whole_s))
     return replace(
         result,
         final_metric=learner.final_metric,

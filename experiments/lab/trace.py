@@ -47,7 +47,7 @@ def play_trace(cell: Cell) -> Result:
             what = replace(played(run), lost_s=ledger(run, scenario, oracle_s=oracle_s, learning=learning).parts())
         if not learner.is_done:
             raise RuntimeError(f"{cell.method} did not reach the target in {_MOST_STEPS} steps")
-    return result_of(what, scenario.timelines, tta_s=what.total_s)
+    return result_of(what, scenario, tta_s=what.total_s)
 
 
 def _oracle(cell: Cell, scenario: Scenario, learning: LearningCurve) -> Played:
