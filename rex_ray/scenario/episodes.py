@@ -95,10 +95,11 @@ class Script:
 
     def factors(self, start: int, stop: int) -> FloatArray:
         """Return the factors of steps ``start`` to ``stop - 1``, shape ``[stop - start]``."""
-        if self.starts.size == 1:
-            return np.full(stop - start, self.values[0])
-        result: FloatArray = self.values[np.searchsorted(self.starts, np.arange(start, stop), side="right") - 1]
-        return result
+        first, last = self.starts.searchsorted((start, stop - 1), side="right") - 1
+        if first == last:
+            return np.full(stop - start, self.values[first])
+        borders = np.concatenate([[start], self.starts[first + 1 : last + 1], [stop]])
+        return np.repeat(self.values[first : last + 1], np.diff(borders))
 
 
 def random_episodes(

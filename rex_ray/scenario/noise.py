@@ -76,12 +76,17 @@ class NoiseModel:
         if self.sd == 0 and self.spike_probability == 0:
             result = np.ones(stop - start)
         else:
-            first_block = start // _BLOCK
-            blocks = [_block_factors(self, seed, rank, block) for block in range(first_block, -(-stop // _BLOCK))]
-            offset = first_block * _BLOCK
-            result = np.concatenate(blocks)[start - offset : stop - offset] if blocks else np.empty(0)
-        if start == 0 and stop > 0:
-            result[0] *= self.first_step_factor
+            block, offset = divmod(start, _BLOCK)
+            end = stop - start + offset
+            # Most stretches lie within one block, whose factors need no copy.
+            result = _block_factors(self, seed, rank, block)
+            if end > _BLOCK:
+                further = range(block + 1, -(-stop // _BLOCK))
+                result = np.concatenate([result, *(_block_factors(self, seed, rank, other) for other in further)])
+            result = result[offset:end]
+        if start == 0 and self.first_step_factor != 1:
+            result = result.copy()
+            result[:1] *= self.first_step_factor
         return result
 
 

@@ -97,7 +97,9 @@ class WorkerTimeline:
             return np.zeros(stop - start), np.zeros(stop - start)
         noise = self.noise.factors(self.seed, self.rank, start, stop)
         compute_s: FloatArray = noise * self.slowdowns(start, stop) * self._compute_s(num_rows, all_rows)
-        return np.maximum(noise * self._loader_s(num_rows) - compute_s, 0.0), compute_s
+        loader_s = self._loader_s(num_rows)
+        data_s = np.maximum(noise * loader_s - compute_s, 0.0) if loader_s else np.zeros(stop - start)
+        return data_s, compute_s
 
     def own_time_s(self, step: int, num_rows: int, all_rows: Sequence[int] | None = None) -> float:
         """Return the sum of ``own_time``'s parts."""
