@@ -46,7 +46,7 @@ def test_who_grows_in_equal_shares_makes_more_progress_than_bsp(name):
     assert run.allocations[-1][1].global_batch_size > 400
     for _, allocation in run.allocations:
         assert max(allocation.local_batch_sizes) - min(allocation.local_batch_sizes) <= 1
-    assert progress > 1.15 * bsp
+    assert progress > 1.02 * bsp, "in the first epochs, where noise is least"
 
 
 def test_who_grows_and_splits_makes_more_progress_than_who_does_one_of_them():
