@@ -9,6 +9,7 @@ from rex_ray.core.observations import AllocationApplied, SearchResult, StepObser
 from rex_ray.core.types import Allocation, Problem
 from rex_ray.policies.base import Finding, Reallocate
 from rex_ray.policies.composition import Composition
+from rex_ray.policies.growth.limits import most_rows
 from rex_ray.policies.seams import Alarm, BatchPlan, Model, SearchView
 from rex_ray.policies.split.fixed import FixedSplit
 
@@ -20,11 +21,19 @@ class FixedBatch:
     """The reference batch for ever, or the one that training resumes with."""
 
     def init(self, problem: Problem, prior: None, current: Allocation | None) -> tuple[BatchPlan, None]:
-        """Return the batch to keep."""
+        """Return the batch to keep.
+
+        One that grew under another policy, on more workers or under a higher cap, is cut to what this group can run.
+        The learning rate is cut with it in proportion, which is never above what a gain that flattens as the batch
+        grows would allow, and never below the user's own.
+        """
         del prior
-        if current is not None:
-            return BatchPlan(global_batch_size=current.global_batch_size, lr_factor=current.lr_factor), None
-        return BatchPlan(global_batch_size=problem.global_batch_size, lr_factor=1.0), None
+        if current is None:
+            return BatchPlan(global_batch_size=problem.global_batch_size, lr_factor=1.0), None
+        rows, factor = current.global_batch_size, current.lr_factor
+        if rows > (most := most_rows(problem)):
+            rows, factor = most, min(factor, max(1.0, factor * most / rows))
+        return BatchPlan(global_batch_size=rows, lr_factor=factor), None
 
     def observe(self, state: None, step: StepObserved, model: Model | None) -> tuple[BatchPlan | None, None]:
         """Never change it."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from policy_worlds import ALWAYS_EQUAL, RNG, group, live, observed, shares_run
 
+from rex_ray.control.decisions import fault_of
 from rex_ray.core.errors import ConfigError, InfeasibleError
 from rex_ray.core.observations import AllocationApplied, SearchResult
 from rex_ray.core.types import Allocation, StepFlag
 from rex_ray.policies.base import Keep, Proposal, Reallocate
+from rex_ray.policies.bsp import FixedBatch
 from rex_ray.policies.registry import make_policy, policy_names, policy_options
 from rex_ray.policies.wrappers import Cooldown
 
@@ -226,3 +231,29 @@ def test_shares_set_by_hand_that_fit_no_group_are_refused_when_it_forms():
         policy.init(group(["V100", "T4", "T4", "T4"], 256))
     with pytest.raises(InfeasibleError, match="no share for a worker on 'A100'"):
         policy.init(group(["A100", "T4"], 128))
+
+
+@pytest.mark.parametrize("name", policy_names())
+@pytest.mark.parametrize(("upper", "cap", "fits"), [(200, 2048, 400), (None, 300, 300)])
+def test_a_batch_that_grew_beyond_what_this_group_can_run_is_cut_and_not_refused(name, upper, cap, fits):
+    """A run that ``rex`` grew on four workers is resumed on two, by whatever policy."""
+    policy = make_policy(name)
+    problem = replace(group(["T4", "V100"], 128, upper=upper), max_global_batch_size=cap)
+    grown = Allocation(version=7, local_batch_sizes=(128, 128, 256, 256), lr_factor=3.0)
+    proposal, state = policy.init(problem, None, grown)
+    assert proposal.global_batch_size == fits
+    assert fault_of(proposal, problem) is None
+    assert 1.0 <= proposal.lr_factor <= 3.0
+    applied = AllocationApplied(allocation=Allocation(version=8, local_batch_sizes=proposal.local_batch_sizes), step=0)
+    policy.decide(state, applied, RNG)
+
+
+@settings(max_examples=50)
+@given(rows=st.integers(129, 1024), most=st.integers(128, 1024), lr_factor=st.floats(0.2, 8.0))
+def test_a_fixed_batch_that_is_cut_keeps_a_rate_between_the_users_and_the_grown_one(rows, most, lr_factor):
+    problem = replace(group(["T4", "V100"], 128), max_global_batch_size=most)
+    grown = Allocation(version=7, local_batch_sizes=(rows // 2, rows - rows // 2), lr_factor=lr_factor)
+    plan, _ = FixedBatch().init(problem, None, grown)
+    assert plan.global_batch_size == min(rows, most)
+    assert min(1.0, lr_factor) <= plan.lr_factor <= lr_factor
+    assert plan.lr_factor == lr_factor or plan.global_batch_size < rows
