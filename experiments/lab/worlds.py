@@ -115,7 +115,7 @@ def _episodes(cell: Cell, profiles: Sequence[DeviceProfile], dataset_size: int, 
 def _charges(cell: Cell) -> Charges:
     """A fixed batch in equal shares is run without measuring anything."""
     charges = charges_of(cell.charges)
-    return replace(charges, measuring_factor=1.0) if cell.method == "bsp" else charges
+    return replace(charges, measuring_factor=1.0, measuring_s=0.0) if cell.method == "bsp" else charges
 
 
 def _shape(cell: Cell, num_workers: int) -> StepTimeShape:

@@ -25,6 +25,7 @@ class Charges:
         measuring_factor: how many times as long a step takes where times and norms are measured and control runs
             beside it. ``python -m experiments.overhead`` gave 1.013 at steps of 58 ms; it is a fixed .7 ms of the
             host, so longer steps are overcharged.
+        measuring_s: the same as seconds: those .7 ms, for steps much longer than the ones they were measured at.
         search_factor: the same while the search helper works. ``python -m experiments.search_cost`` gave 1.080 for
             steps that wait for a device, and 1.027 for steps that compute on the host.
         switch_steps: steps' time that the first step after a switch takes longer. None has been measured on a GPU:
@@ -34,6 +35,7 @@ class Charges:
     """
 
     measuring_factor: float = 1.0
+    measuring_s: float = 0.0
     search_factor: float = 1.0
     switch_steps: float = 0.0
     switch_s: float = 0.0
@@ -41,8 +43,9 @@ class Charges:
     def __post_init__(self) -> None:
         if not (1 <= self.measuring_factor < math.inf and 1 <= self.search_factor < math.inf):
             raise ConfigError(f"a charge's factor is at least 1 and finite, got {self}; 1 charges nothing")
-        if not (0 <= self.switch_steps < math.inf and 0 <= self.switch_s < math.inf):
-            raise ConfigError(f"a switch's charge is at least 0 and finite, got {self}; 0 charges nothing")
+        seconds = (self.measuring_s, self.switch_steps, self.switch_s)
+        if not all(0 <= charge < math.inf for charge in seconds):
+            raise ConfigError(f"a charge in steps or seconds is at least 0 and finite, got {self}; 0 charges nothing")
 
     def of_step(self, step_s: float, *, is_searching: bool, is_switch: bool) -> float:
         """Return what a step is charged in seconds.
@@ -54,7 +57,7 @@ class Charges:
         """
         factor = self.measuring_factor * (self.search_factor if is_searching else 1.0)
         switch_s = self.switch_s + self.switch_steps * step_s if is_switch else 0.0
-        return (factor - 1.0) * step_s + switch_s
+        return (factor - 1.0) * step_s + self.measuring_s + switch_s
 
 
 FREE = Charges()
@@ -63,12 +66,14 @@ FREE = Charges()
 _CHARGES = {
     "none": FREE,
     "measured": Charges(measuring_factor=1.013, search_factor=1.080),
+    "host": Charges(measuring_s=0.00075, search_factor=1.080),
     "autotuned": Charges(measuring_factor=1.013, search_factor=1.080, switch_steps=8.0),
 }
 
 
 def charges_of(name: str) -> Charges:
-    """Return charges by name: ``"none"``; ``"measured"``; ``"autotuned"``, where new shapes cost eight steps as well.
+    """Return charges by name: ``"none"``; ``"measured"``; ``"host"``, where measuring takes the same
+    time of every step and not the same part; ``"autotuned"``, where new shapes cost eight steps as well.
 
     Raises:
         ConfigError: there are none of that name.

@@ -84,3 +84,10 @@ def test_charges_have_names_and_senseless_ones_are_refused():
         Charges(measuring_factor=0.9)
     with pytest.raises(ConfigError, match="at least 0"):
         Charges(switch_s=-1.0)
+
+
+def test_what_measuring_takes_of_the_host_is_the_same_for_every_step():
+    run = play("dlb", Charges(measuring_s=0.5))
+    assert run.step_charges_s == pytest.approx(np.full(200, 0.5))
+    with pytest.raises(ConfigError, match="measuring_s"):
+        Charges(measuring_s=-0.1)
