@@ -22,7 +22,7 @@ from pathlib import Path
 from experiments._harness import Findings, Row, Settings, main
 from experiments._live_trials import LivePlan, run_sweep
 
-__all__ = ["findings_of", "plan_of"]
+__all__ = ["findings_of", "plan_of", "sweep_folder"]
 
 _CODE = Path(__file__).parents[1] / "rex_ray"
 _NUM_SEEDS = 5
@@ -107,7 +107,7 @@ def _number(value: object) -> float:
     return float(value)
 
 
-def _folder(plan: LivePlan, runs: Path) -> Path:
+def sweep_folder(plan: LivePlan, runs: Path) -> Path:
     """Return the folder of a plan, run by this code: the same command finds it again."""
     digest = hashlib.sha256(json.dumps(asdict(plan), sort_keys=True).encode())
     for file in sorted(path for path in _CODE.rglob("*") if path.suffix in {".py", ".toml"}):
@@ -123,7 +123,7 @@ def _main(arguments: Sequence[str]) -> None:
     def measure(settings: Settings) -> Findings:
         """Run live trials of each policy with each seed by Ray Tune, and compare them."""
         plan = plan_of(settings)
-        folder = _folder(plan, known.runs)
+        folder = sweep_folder(plan, known.runs)
         print(f"runs are kept in {folder}", file=sys.stderr)
         return findings_of(plan, run_sweep(plan, folder))
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ray import tune
 
 from experiments._harness import Settings, to_document
 from experiments._live_trials import LivePlan
-from experiments.live_sweep import findings_of, plan_of
+from experiments.live_sweep import findings_of, plan_of, sweep_folder
 
 ROOT = Path(__file__).parents[2]
 PLAN = LivePlan(policies=("bsp", "rex"), seeds=(0, 1, 2))
@@ -67,6 +67,11 @@ def test_the_seed_of_the_command_line_is_the_first_of_all_policies_alike() -> No
     assert plan.seeds == (7, 8, 9, 10, 11)
     assert plan.trials()[:3] == [("bsp", 7), ("dlb", 7), ("rex", 7)]
     assert plan_of(Settings(quick=True, seed=7)).seeds == (7,)
+
+
+def test_a_plan_finds_its_folder_again_and_another_plan_another(tmp_path: Path) -> None:
+    assert sweep_folder(PLAN, tmp_path) == sweep_folder(LivePlan(**asdict(PLAN)), tmp_path)
+    assert sweep_folder(PLAN, tmp_path) != sweep_folder(replace(PLAN, num_epochs=41), tmp_path)
 
 
 def wait_for(what: Callable[[], Any], process: subprocess.Popen[str], limit_s: float) -> None:
