@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments._harness import Findings, Row, Scalar, Settings
 from experiments._harness import main as run
 
-__all__ = ["fill_page", "main"]
+__all__ = ["fill_page", "main", "markdown_table"]
 
 _TABLE = re.compile(r"<!-- begin (?P<name>[^>]+?) -->.*?<!-- end (?P=name) -->", re.DOTALL)
 
@@ -18,8 +18,8 @@ _TABLE = re.compile(r"<!-- begin (?P<name>[^>]+?) -->.*?<!-- end (?P=name) -->",
 def fill_page(text: str, findings: Findings) -> str:
     """Return a page with every table between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` written anew.
 
-    ``NAME`` is a table's name, or ``TABLE column=value`` for the rows that have the value. Tables that the findings do
-    not have are left alone: they are another command's.
+    ``NAME`` is a table's name, or ``TABLE column=value`` for the rows that have the value. Tables and rows that the
+    findings do not have are left alone: they are another command's.
     """
 
     def written(found: re.Match[str]) -> str:
@@ -31,12 +31,15 @@ def fill_page(text: str, findings: Findings) -> str:
             column, _, value = condition.partition("=")
             rows = [row for row in rows if str(row[column]) == value]
             rows = [{key: cell for key, cell in row.items() if key != column} for row in rows]
-        return f"<!-- begin {found['name']} -->\n\n{_markdown(rows)}\n<!-- end {found['name']} -->"
+        if not rows:
+            return found[0]
+        return f"<!-- begin {found['name']} -->\n\n{markdown_table(rows)}\n<!-- end {found['name']} -->"
 
     return _TABLE.sub(written, text)
 
 
-def _markdown(rows: Sequence[Row]) -> str:
+def markdown_table(rows: Sequence[Row]) -> str:
+    """Return rows as a Markdown table; the first row's keys are the columns."""
     columns = list(rows[0])
     lines = [columns, ["---" if isinstance(rows[0][column], str) else "---:" for column in columns]]
     lines += [[_cell(row[column]) for column in columns] for row in rows]

@@ -5,34 +5,18 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from experiments._harness import Findings, Settings
 from experiments._page import main as run_with_page
 from experiments.lab.cells import Cell, Result
+from experiments.lab.study import Study
 from experiments.lab.sweep import run_cells
-from experiments.lab.tables import Comparison
 
-__all__ = ["Runner", "Study", "main"]
+__all__ = ["Runner", "main"]
 
 Runner: TypeAlias = Callable[[Sequence[Cell]], list[Result]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """What an experiment found, and what its figures are drawn from.
-
-    Attributes:
-        findings: for the JSON, the terminal and the page.
-        comparison: every cell.
-        headline: the world that the charts show.
-    """
-
-    findings: Findings
-    comparison: Comparison
-    headline: Cell
 
 
 def main(name: str, study: Callable[[Settings, Runner], Study], argv: Sequence[str]) -> None:

@@ -1,21 +1,86 @@
-"""The figures by which the paper's claims are judged, from one world of a comparison."""
+"""What the two headline experiments share: who is compared, on which cluster, and the figures that judge the claims."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
 
 from experiments.lab.cells import Cell
 from experiments.lab.summary import accuracy_delta
 from experiments.lab.tables import Comparison
+from experiments.lab.tasks import REFERENCE_BATCHES
 
-__all__ = ["HEADLINE", "figures_of"]
+__all__ = ["CONTROLS", "FIXED_BATCH", "GROWING", "HEADLINE", "TRACES", "figures_of", "real_cells", "trace_cells"]
 
 HEADLINE = "4xT4,4xV100"
 """The cluster of the paper's tables that real SGD is run on."""
 
+TRACES = (HEADLINE, "4xT4,4xV100-gavel", "2xT4,2xV100", "2xT4,2xV100-gavel")
+"""The clusters that measured noise scales are run on, both profiles of the V100 among them."""
+
+FIXED_BATCH = ("bsp", "dlb", "lb_bsp", "omnilearn")
+"""Methods that keep the reference batch: all of them train one and the same way."""
+
+GROWING = ("pollux", "growth10", "cannikin")
+"""Published methods that change the batch: each trains ways of its own, a minute or more of a core."""
+
+CONTROLS = ("oracle", "oracle_delayed", "best_fixed_equal", "best_fixed_balanced")
+"""See ``methods.CONTROLS``."""
+
+_APART = (
+    "bsp",
+    "rex",
+    "oracle",
+    "best_fixed_equal",
+    *GROWING,
+    "best_fixed_balanced",
+    *FIXED_BATCH[1:],
+    "oracle_delayed",
+)
+
 _OTHERS = ("bsp", "best_fixed_equal", "best_fixed_balanced", "oracle", "oracle_delayed")
 _NAMES = {"oracle_delayed": "ratio_rex_oracle_delayed"}
+
+
+def real_cells(task: str, methods: Sequence[str], *, seed: int, disturbance: str = "none") -> list[Cell]:
+    """Return the headline's cells of one seed; whoever searches has the real helper.
+
+    They come in an order in which those that train the same way are not begun together, so that one trains it and the
+    others read it.
+    """
+    return [
+        Cell(
+            method=method,
+            workload="resnet18",
+            cluster=HEADLINE,
+            seed=seed,
+            learner=task,
+            global_batch_size=REFERENCE_BATCHES[task],
+            disturbance=disturbance,
+            charges="measured",
+            search="helper" if method.startswith("rex") else "none",
+        )
+        for method in sorted(methods, key=_APART.index)
+    ]
+
+
+def trace_cells(cluster: str, methods: Sequence[str], *, seed: int, disturbance: str = "none") -> list[Cell]:
+    """Return the cells of one seed that measured noise scales drive; no searches, which cost most of a run's time."""
+    # Replayed jobs bring their own noise.
+    noise = "quiet" if disturbance.startswith("alibaba") else "dedicated"
+    return [
+        Cell(
+            method=method,
+            workload="resnet18",
+            cluster=cluster,
+            seed=seed,
+            noise=noise,
+            disturbance=disturbance,
+            charges="measured",
+        )
+        for method in methods
+    ]
 
 
 def figures_of(compared: Comparison, world: Cell, suffix: str) -> dict[str, float]:

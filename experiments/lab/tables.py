@@ -9,7 +9,7 @@ from statistics import median
 
 from experiments._harness import Row, Scalar
 from experiments.lab.cells import TRACE, Cell, Result
-from experiments.lab.methods import PERIODS
+from experiments.lab.methods import CONTROLS, METHODS, PERIODS
 from experiments.lab.summary import Ratio, ratio, spread
 
 __all__ = ["Comparison", "rounded"]
@@ -40,8 +40,9 @@ class Comparison:
         return list({world.key: world for world in map(_world, self.cells)}.values())
 
     def methods(self, world: Cell) -> list[str]:
-        """Return who was played in a world, in order."""
-        return list(dict.fromkeys(cell.method for cell in self.cells if _world(cell) == world))
+        """Return who was played in a world, methods before controls."""
+        played = {cell.method for cell in self.cells if _world(cell) == world}
+        return [method for method in (*METHODS, *CONTROLS) if method in played]
 
     def by_seed(self, world: Cell, method: str) -> dict[int, Result]:
         """Return a method's results in a world by seed."""
