@@ -59,7 +59,6 @@ def plan_document(
     """
     fleet = fleet_of(cluster, workload, network or "", network_line(network or "T4"), run)
     profiles = fleet.ranks(fleet.devices)
-    sync_s = fleet.network.all_reduce_s(len(profiles))
     batch = global_batch_size or _reference_batch(workload, len(profiles))
     try:
         plan = optimal_split(profiles, batch)
@@ -76,9 +75,9 @@ def plan_document(
         "network": network or (NO_NETWORK if run else "T4"),
         "network_text": fleet.network_text,
         "global_batch_size": batch,
-        "sync_s": sync_s,
-        "balanced": _split_document(fleet, plan.local_batch_sizes, plan.own_s.tolist(), sync_s),
-        "equal": _split_document(fleet, equal, equal_s, sync_s) if fits else None,
+        "sync_s": fleet.network.all_reduce_s(len(profiles)),
+        "balanced": _split_document(fleet, plan.local_batch_sizes, plan.own_s.tolist()),
+        "equal": _split_document(fleet, equal, equal_s) if fits else None,
         "sources": [asdict(source) for source in dict.fromkeys(profile.source for profile in profiles)],
         "run": fleet.run,
         "measured": {device: asdict(measured) for device, measured in fleet.measured.items()},
@@ -117,11 +116,11 @@ def _reference_batch(workload: str, num_workers: int) -> int:
     return max(load_learning(workload).reference_batch_size, num_workers)
 
 
-def _split_document(fleet: Fleet, rows: Sequence[int], own_s: Sequence[float], sync_s: float) -> dict[str, Any]:
+def _split_document(fleet: Fleet, rows: Sequence[int], own_s: Sequence[float]) -> dict[str, Any]:
     return {
         "local_batch_sizes": list(rows),
         "rows_by_device": rows_by_device(fleet.devices, rows),
-        "step_s": max(own_s) + sync_s,
+        "step_s": float(fleet.network.step_s([0.0] * len(own_s), own_s)),
         "imbalance": max(max(own_s) * len(own_s) / sum(own_s) - 1, 0.0),  # sums round
         "extrapolated": _extrapolated(fleet, rows),
     }

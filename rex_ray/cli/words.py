@@ -47,7 +47,11 @@ def network_line(network: str) -> str:
     """Return what is assumed of the all-reduce, for people."""
     if network == NO_NETWORK:
         return "network: an all-reduce that takes no time (--network none)"
-    return f"network: the measured all-reduce between {network} nodes, not overlapped with the backward pass"
+    device, plus, _ = network.partition("+")
+    device, colon, per_node = device.partition(":")
+    nodes = f"{device} nodes of {per_node}" if colon else f"{device} nodes"
+    how = "overlapped with the backward pass as in Cannikin" if plus else "not overlapped with the backward pass"
+    return f"network: the measured all-reduce between {nodes}, {how}"
 
 
 def source_text(source: Source) -> str:
