@@ -5,21 +5,26 @@ Runs of one seed share their world (noise, episodes, gradients), so methods are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 import numpy as np
 
-from experiments._harness import Settings, bootstrap_median
+from experiments._harness import bootstrap_median
 from experiments.lab.cells import Cell, Result
-from experiments.lab.play import play
+from experiments.lab.command import Runner
+from experiments.lab.tables import Comparison
 
 __all__ = ["Played", "paired_effect_pct", "play_all", "ratio", "seeded"]
 
 
 class Played:
-    """Results by cell."""
+    """Results by cell.
+
+    Args:
+        results: by the key of their cell.
+    """
 
     def __init__(self, results: Mapping[str, Result]) -> None:
         self._results = results
@@ -44,17 +49,27 @@ class Played:
         """Return the median of the same."""
         return median(self.times_s(cells))
 
+    def spread_pct(self, cells: Sequence[Cell]) -> float:
+        """Return the range of the same in per cent of the median."""
+        times = self.times_s(cells)
+        return 100 * (max(times) - min(times)) / median(times)
+
+    def comparison(self, named: Iterable[tuple[str, Cell]]) -> Comparison:
+        """Return cells and results for the records, each cell under the name that the tables have for it."""
+        pairs = list(named)
+        cells = [replace(cell, method=name, options={}, search="none", charges="none") for name, cell in pairs]
+        return Comparison(cells=cells, results=[self[cell] for _, cell in pairs])
+
 
 def seeded(cell: Cell, seeds: Iterable[int]) -> list[Cell]:
     """Return the cell once per seed."""
     return [replace(cell, seed=seed) for seed in seeds]
 
 
-def play_all(name: str, cells: Sequence[Cell], settings: Settings, *, by: Callable[[Cell], Result] = play) -> Played:
+def play_all(cells: Iterable[Cell], run: Runner) -> Played:
     """Play every cell once, equal ones together."""
-    del name, settings
     unique = {cell.key: cell for cell in cells}
-    return Played({key: by(cell) for key, cell in unique.items()})
+    return Played(dict(zip(unique, run(list(unique.values())), strict=True)))
 
 
 def ratio(played: Played, cells: Sequence[Cell], others: Sequence[Cell]) -> float:

@@ -1,6 +1,6 @@
 """What each part of rex gives: alone, added to bsp, and removed, from rex. Time to the target, progress by the trace.
 
-    python -m experiments.ablation --json FILE [--page docs/results.md]
+    python -m experiments.ablation --json FILE [--record DIR] [--page docs/results.md] [--quick]
 
 A trigger and a search need a split to act on, so that "alone" is what they add to bsp with a split. Where the table
 has rows for Ax, searches are answered by the real helper process, also where curves are smooth and there is nothing
@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 
 from experiments._harness import Findings, Row, Scalar, Settings
 from experiments._matrix import Played, paired_effect_pct, play_all, ratio, seeded
-from experiments._page import main
 from experiments.lab.cells import Cell
+from experiments.lab.command import Runner, main
+from experiments.lab.study import Study
 
-__all__ = ["VARIANTS", "WORLDS", "Variant", "measure", "variant_rows"]
+__all__ = ["VARIANTS", "WORLDS", "Variant", "study", "variant_rows"]
 
 _REX: dict[str, Scalar] = {}
 _BARE: dict[str, Scalar] = {"growth": "off", "split": "off", "trigger": "off", "search": "off"}
@@ -104,14 +105,13 @@ def variant_rows(played: Played, worlds: Sequence[str], seeds: Sequence[int]) ->
             mine = seeded(_cell(WORLDS[world], variant), seeds)
             other = seeded(_cell(WORLDS[world], by_name[variant.against]), seeds)
             effect, low, high = paired_effect_pct(played, mine, other, seed=0)
-            times = played.times_s(mine)
             rows.append(
                 {
                     "world": world,
                     "variant": variant.name,
                     "seeds": len(seeds),
                     "tta_s": round(played.median_s(mine), 1),
-                    "spread_pct": round(100 * (max(times) - min(times)) / played.median_s(mine), 1),
+                    "spread_pct": round(played.spread_pct(mine), 1),
                     "to_bsp": round(ratio(played, mine, bsp), 3),
                     "to_oracle": round(ratio(played, mine, oracle), 3),
                     "against": variant.against,
@@ -126,13 +126,12 @@ def variant_rows(played: Played, worlds: Sequence[str], seeds: Sequence[int]) ->
 
 
 def _control_row(played: Played, world: str, cells: Sequence[Cell], bsp: Sequence[Cell], oracle: Sequence[Cell]) -> Row:
-    times = played.times_s(cells)
     return {
         "world": world,
         "variant": cells[0].method,
         "seeds": len(cells),
         "tta_s": round(played.median_s(cells), 1),
-        "spread_pct": round(100 * (max(times) - min(times)) / played.median_s(cells), 1),
+        "spread_pct": round(played.spread_pct(cells), 1),
         "to_bsp": round(ratio(played, cells, bsp), 3),
         "to_oracle": round(ratio(played, cells, oracle), 3),
         "against": None,
@@ -142,29 +141,35 @@ def _control_row(played: Played, world: str, cells: Sequence[Cell], bsp: Sequenc
     }
 
 
-def measure(settings: Settings) -> Findings:
+def study(settings: Settings, run: Runner) -> Study:
     """Run rex with parts added and removed."""
     worlds = ["transient"] if settings.quick else list(WORLDS)
     seeds = range(settings.seed, settings.seed + (1 if settings.quick else 5))
-    cells = [
-        cell
+    named = [
+        (name, cell)
         for world in worlds
-        for tried in (
-            *(_cell(WORLDS[world], variant) for variant in _variants(WORLDS[world])),
-            *(_control(WORLDS[world], method) for method in _CONTROLS),
+        for name, tried in (
+            *((variant.name, _cell(WORLDS[world], variant)) for variant in _variants(WORLDS[world])),
+            *((method, _control(WORLDS[world], method)) for method in _CONTROLS),
         )
         for cell in seeded(tried, seeds)
     ]
-    rows = variant_rows(play_all("ablation", cells, settings), worlds, seeds)
+    played = play_all((cell for _, cell in named), run)
+    rows = variant_rows(played, worlds, seeds)
     figures = {
         f"{'removed' if row['against'] == 'rex' else 'alone'}_{part}_pct_{_short(str(row['world']))}": row["effect_pct"]
         for row in rows
         if (part := _part_of(str(row["variant"])))
     }
-    return Findings(
-        figures={name: float(value) for name, value in figures.items() if value is not None},
-        tables={"ablation": rows},
-        settings={"B": 256, "workload": _CELL.workload},
+    compared = played.comparison(named)
+    return Study(
+        findings=Findings(
+            figures={name: float(value) for name, value in figures.items() if value is not None},
+            tables={"ablation": rows},
+            settings={"B": 256, "workload": _CELL.workload},
+        ),
+        comparison=compared,
+        headline=compared.worlds()[0],
     )
 
 
@@ -177,4 +182,4 @@ def _short(world: str) -> str:
 
 
 if __name__ == "__main__":
-    main("ablation", measure, sys.argv[1:])
+    main("ablation", study, sys.argv[1:])

@@ -1,24 +1,26 @@
 """How much the main constants of rex matter: each halved and doubled, time to the target against the default's.
 
-    python -m experiments.sensitivity --json FILE [--page docs/results.md]
+    python -m experiments.sensitivity --json FILE [--record DIR] [--page docs/results.md] [--quick]
 
-A constant is doubled as what it means: a factor of 1.15 is a change of .15, so its double is 1.3; a count that would
-leave what its part allows is cut to the nearest that is allowed, and the table says which value was run.
+A constant is doubled as what it means: a factor of 1.15 is a change of .15, so its double is 1.3. One that would leave
+what its part allows is cut to the nearest that is allowed; the table says which values were run.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from experiments._harness import Findings, Row, Scalar, Settings
 from experiments._matrix import Played, paired_effect_pct, play_all, seeded
-from experiments._page import main
 from experiments.lab.cells import Cell
+from experiments.lab.command import Runner, main
+from experiments.lab.study import Study
 from rex_ray.policies.registry import policy_options
 
-__all__ = ["CONSTANTS", "WORLDS", "Constant", "effect_rows", "measure"]
+__all__ = ["CONSTANTS", "WORLDS", "Constant", "effect_rows", "study"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,40 +29,65 @@ class Constant:
 
     Attributes:
         option: its name.
-        halved: half of what it means.
-        doubled: twice that.
+        is_factor: a factor, of which what is above 1 counts.
+        fewest: the least that its part allows.
+        most: the most.
         needs_search: it acts only where somebody answers searches.
     """
 
     option: str
-    halved: Scalar
-    doubled: Scalar
+    is_factor: bool = False
+    fewest: int | None = None
+    most: float | None = None
     needs_search: bool = False
+
+    @property
+    def default(self) -> float:
+        """What ``rex`` takes."""
+        value = policy_options("rex")[self.option]
+        assert isinstance(value, int | float)
+        return value
+
+    @property
+    def halved(self) -> Scalar:
+        """Half of it."""
+        return self._times(0.5)
+
+    @property
+    def doubled(self) -> Scalar:
+        """Twice of it."""
+        return self._times(2.0)
+
+    def _times(self, factor: float) -> Scalar:
+        least, default = 1.0 if self.is_factor else 0.0, self.default
+        value = least + factor * (default - least)
+        value = min(max(value, self.fewest or 0), value if self.most is None else self.most)
+        return math.ceil(value) if isinstance(default, int) else round(value, 6)
 
 
 CONSTANTS = (
-    Constant(option="growth_alpha", halved=0.025, doubled=0.1),
+    Constant(option="growth_alpha"),
     # Five blocks are the fewest that can show anything at a level of .05.
-    Constant(option="growth_window", halved=5, doubled=16),
-    Constant(option="growth_min_gain", halved=0.025, doubled=0.1),
-    Constant(option="growth_optimism", halved=0.25, doubled=1.0),
-    Constant(option="lr_tolerance", halved=0.05, doubled=0.2),
-    Constant(option="min_gain", halved=0.015, doubled=0.06),
-    Constant(option="min_steps", halved=3, doubled=12),
-    Constant(option="max_review_steps", halved=48, doubled=192),
-    Constant(option="num_sigmas", halved=1.0, doubled=4.0),
-    Constant(option="trigger_min_factor", halved=1.075, doubled=1.3),
-    Constant(option="trigger_num_sds", halved=2.5, doubled=10.0),
-    Constant(option="trigger_hits", halved=1, doubled=4),
-    Constant(option="trigger_fast_factor", halved=1.075, doubled=1.3),
-    Constant(option="trigger_cooldown_steps", halved=3, doubled=10),
-    Constant(option="trigger_max_hold_steps", halved=80, doubled=320),
-    Constant(option="trigger_switch_cost_steps", halved=0.25, doubled=1.0),
-    Constant(option="search_min_gain", halved=0.015, doubled=0.06, needs_search=True),
-    Constant(option="search_min_mismatch", halved=0.025, doubled=0.1, needs_search=True),
-    Constant(option="search_budget", halved=0.01, doubled=0.04, needs_search=True),
+    Constant(option="growth_window", fewest=5),
+    Constant(option="growth_min_gain"),
+    Constant(option="growth_optimism", most=1.0),
+    Constant(option="lr_tolerance"),
+    Constant(option="min_gain"),
+    Constant(option="min_steps"),
+    Constant(option="max_review_steps"),
+    Constant(option="num_sigmas"),
+    Constant(option="trigger_min_factor", is_factor=True),
+    Constant(option="trigger_num_sds"),
+    Constant(option="trigger_hits", fewest=1),
+    Constant(option="trigger_fast_factor", is_factor=True),
+    Constant(option="trigger_cooldown_steps", fewest=1),
+    Constant(option="trigger_max_hold_steps"),
+    Constant(option="trigger_switch_cost_steps"),
+    Constant(option="search_min_gain", needs_search=True),
+    Constant(option="search_min_mismatch", needs_search=True),
+    Constant(option="search_budget", needs_search=True),
 )
-"""The main constants; which of them the policy does not offer as an option is not run."""
+"""The main constants of growth, split, trigger and search."""
 
 _CELL = Cell(method="rex", workload="resnet18", cluster="4xT4,4xV100")
 WORLDS = {
@@ -69,10 +96,6 @@ WORLDS = {
     "tiles": replace(_CELL, shape="tiles:32", search="helper"),
 }
 """Where they are tried; with tiles the curves are wrong, so that searches have something to find."""
-
-
-def _offered() -> list[Constant]:
-    return [constant for constant in CONSTANTS if constant.option in policy_options("rex")]
 
 
 def _variants(constant: Constant, world: Cell) -> list[Cell]:
@@ -96,7 +119,7 @@ def effect_rows(
             row: dict[str, Scalar] = {
                 "constant": constant.option,
                 "world": world,
-                "default": policy_options("rex")[constant.option],
+                "default": constant.default,
                 "seeds": len(seeds),
             }
             for name, variant in zip(("halved", "doubled"), _variants(constant, WORLDS[world]), strict=True):
@@ -111,11 +134,11 @@ def _largest(row: Row) -> float:
     return max(abs(float(row[column] or 0.0)) for column in ("halved_pct", "doubled_pct"))
 
 
-def measure(settings: Settings) -> Findings:
+def study(settings: Settings, run: Runner) -> Study:
     """Run rex with every main constant halved and doubled."""
     worlds = ["transient"] if settings.quick else list(WORLDS)
     seeds = range(settings.seed, settings.seed + (1 if settings.quick else 5))
-    constants = _offered()[:3] if settings.quick else _offered()
+    constants = CONSTANTS[:3] if settings.quick else CONSTANTS
     tried = [
         variant
         for world in worlds
@@ -123,10 +146,20 @@ def measure(settings: Settings) -> Findings:
         if _is_tried(constant, world)
         for variant in (WORLDS[world], *_variants(constant, WORLDS[world]))
     ]
-    played = play_all("sensitivity", [cell for variant in tried for cell in seeded(variant, seeds)], settings)
+    cells = [cell for variant in tried for cell in seeded(variant, seeds)]
+    played = play_all(cells, run)
     rows = effect_rows(played, worlds, seeds, constants)
     figures = {f"largest_effect_pct_{world}": _largest_of(rows, world) for world in worlds}
-    return Findings(figures=figures, tables={"sensitivity": rows}, settings={"B": 256, "cluster": _CELL.cluster})
+    compared = played.comparison((_named(cell), cell) for cell in {cell.key: cell for cell in cells}.values())
+    return Study(
+        findings=Findings(figures=figures, tables={"sensitivity": rows}, settings={"B": 256, "cluster": _CELL.cluster}),
+        comparison=compared,
+        headline=compared.worlds()[0],
+    )
+
+
+def _named(cell: Cell) -> str:
+    return ",".join(f"{name}={value}" for name, value in cell.options.items()) or "rex"
 
 
 def _largest_of(rows: Sequence[Row], world: str) -> float:
@@ -134,4 +167,4 @@ def _largest_of(rows: Sequence[Row], world: str) -> float:
 
 
 if __name__ == "__main__":
-    main("sensitivity", measure, sys.argv[1:])
+    main("sensitivity", study, sys.argv[1:])

@@ -72,8 +72,10 @@ _CHARGES = {
 
 
 def charges_of(name: str) -> Charges:
-    """Return charges by name: ``"none"``; ``"measured"``; ``"host"``, where measuring takes the same
-    time of every step and not the same part; ``"autotuned"``, where new shapes cost eight steps as well.
+    """Return charges by name.
+
+    ``"none"``; ``"measured"``; ``"host"``, where measuring takes the same time of every step and not the same part;
+    ``"autotuned"``, where new shapes cost eight steps as well.
 
     Raises:
         ConfigError: there are none of that name.

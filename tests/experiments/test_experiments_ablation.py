@@ -6,8 +6,9 @@ import pytest
 
 from experiments._harness import Settings
 from experiments._matrix import Played
-from experiments.ablation import VARIANTS, WORLDS, measure, variant_rows
+from experiments.ablation import VARIANTS, WORLDS, study, variant_rows
 from experiments.lab.cells import Result
+from experiments.lab.play import play
 from rex_ray.policies.registry import make_policy, policy_options
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
@@ -54,9 +55,13 @@ def test_rows_that_take_equally_long_have_no_effect_and_the_controls_come_last(w
     assert ("rex - Ax" in {row["variant"] for row in rows}) == (WORLDS[world].search == "helper")
 
 
+def play_in_turn(cells):
+    return [play(cell) for cell in cells]
+
+
 @pytest.mark.slow
 def test_the_quick_form_has_a_figure_for_every_part():
-    found = measure(Settings(quick=True))
+    found = study(Settings(quick=True), play_in_turn).findings
     for part in ("growth", "gate", "split", "trigger"):
         assert f"removed_{part}_pct_transient" in found.figures
         assert f"alone_{part}_pct_transient" in found.figures

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from experiments import imagenet
 from experiments._harness import Settings
 from experiments._matrix import Played
-from experiments.imagenet import HALVES, PROFILES, cell_of, measure, method_rows
+from experiments.imagenet import HALVES, PROFILES, cell_of, method_rows, study
 from experiments.lab.cells import Cell, Result
 from experiments.lab.fixed import BATCH_OPTION
 from experiments.lab.play import play
@@ -38,7 +37,7 @@ def test_a_batch_that_never_changes_needs_no_controller():
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("half", HALVES)
 def test_every_method_runs_on_the_named_cluster_at_the_reference_batch(half, profile):
-    for method in ("bsp", "rex", "oracle", "best_fixed_equal", "best_fixed_balanced", "rex, charged"):
+    for method in ("bsp", "rex", "oracle", "best_fixed_equal", "best_fixed_balanced", "rex, charged in proportion"):
         cell = cell_of(method, half, profile)
         assert cell.cluster == f"{half}xT4,{half}x{profile}"
         assert cell.global_batch_size == 256
@@ -55,11 +54,17 @@ def test_ratios_are_between_medians_of_the_same_seeds():
     assert by_method["rex"]["to_bsp"] == pytest.approx(0.61, abs=1e-4)
 
 
-def test_figures_are_named_by_the_number_of_gpus(monkeypatch):
-    monkeypatch.setattr(imagenet, "play_all", lambda *_: Played(Table()))
-    figures = measure(Settings()).figures
+def constant(cells):
+    """A sweep that plays nothing."""
+    return [Table()[cell.key] for cell in cells]
+
+
+def test_figures_are_named_by_the_number_of_gpus():
+    found = study(Settings(), constant)
+    figures = found.findings.figures
     for gpus in (4, 8, 12, 16):
         for ending in (f"{gpus}", f"{gpus}_other_profile"):
             assert figures[f"time_ratio_rex_bsp_{ending}"] == pytest.approx(0.61, abs=1e-3)
             assert figures[f"ratio_rex_oracle_{ending}"] == pytest.approx(61 / 60, abs=1e-3)
-    assert len(measure(Settings()).tables["imagenet"]) == 2 * 4 * 10
+    assert len(found.findings.tables["imagenet"]) == 2 * 4 * 10
+    assert {"bsp", "rex", "rex, charged in proportion"} <= {cell.method for cell in found.comparison.cells}

@@ -10,16 +10,25 @@ from experiments._harness import Settings
 from experiments._matrix import Played, paired_effect_pct, seeded
 from experiments.lab.cells import Result
 from experiments.lab.methods import METHODS
-from experiments.sensitivity import CONSTANTS, WORLDS, effect_rows, measure
+from experiments.lab.play import play
+from experiments.sensitivity import CONSTANTS, WORLDS, effect_rows, study
 from rex_ray.policies.registry import make_policy, policy_options
 
 
 @pytest.mark.parametrize("constant", CONSTANTS, ids=lambda constant: constant.option)
 def test_each_constant_is_an_option_whose_default_lies_between_what_is_tried(constant):
-    default = policy_options("rex")[constant.option]
-    assert constant.halved < default < constant.doubled
+    assert constant.default == policy_options("rex")[constant.option]
+    assert constant.halved < constant.default < constant.doubled
+    assert type(constant.halved) is type(constant.doubled) is type(constant.default)
     for value in (constant.halved, constant.doubled):
         make_policy("rex", {constant.option: value})
+
+
+def test_a_constant_is_doubled_as_what_it_means():
+    by_name = {constant.option: constant for constant in CONSTANTS}
+    factor = by_name["trigger_min_factor"]
+    assert factor.doubled - 1 == pytest.approx(2 * (factor.default - 1))
+    assert by_name["min_gain"].halved == pytest.approx(by_name["min_gain"].default / 2)
 
 
 def test_no_constant_twice():
@@ -62,7 +71,7 @@ def test_worlds_run_the_method_as_it_is():
 
 @pytest.mark.slow
 def test_the_quick_form_sorts_by_effect():
-    found = measure(Settings(quick=True))
+    found = study(Settings(quick=True), lambda cells: [play(cell) for cell in cells]).findings
     largest = [max(abs(row["halved_pct"]), abs(row["doubled_pct"])) for row in found.tables["sensitivity"]]
     assert largest == sorted(largest, reverse=True)
     assert found.figures["largest_effect_pct_transient"] == largest[0]

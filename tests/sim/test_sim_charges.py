@@ -78,7 +78,7 @@ def test_measuring_is_charged_at_every_step_and_seen_by_none():
 def test_charges_have_names_and_senseless_ones_are_refused():
     assert charges_of("none") == FREE
     assert charges_of("autotuned").switch_steps > charges_of("measured").switch_steps
-    with pytest.raises(ConfigError, match="one of none, measured, autotuned, got 'free'"):
+    with pytest.raises(ConfigError, match="one of none, measured, host, autotuned, got 'free'"):
         charges_of("free")
     with pytest.raises(ConfigError, match="at least 1"):
         Charges(measuring_factor=0.9)
