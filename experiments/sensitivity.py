@@ -61,7 +61,8 @@ class Constant:
     def _times(self, factor: float) -> Scalar:
         least, default = 1.0 if self.is_factor else 0.0, self.default
         value = least + factor * (default - least)
-        value = min(max(value, self.fewest or 0), value if self.most is None else self.most)
+        value = max(value, 0.0 if self.fewest is None else self.fewest)
+        value = min(value, math.inf if self.most is None else self.most)
         return math.ceil(value) if isinstance(default, int) else round(value, 6)
 
 
