@@ -3,7 +3,7 @@
 #   make demo     four workers on an emulated T4 + V100 cluster train three ways, and a table says what was gained
 #   make test     every test but those that need a GPU
 #   make check    format, lint, types, import contracts, documentation
-#   make bench    the measurements under experiments/
+#   make bench    the quick form of every experiment, and one table, in under ten minutes
 #   make docs     the documentation as a static site, in site/
 
 PYTHON ?= python3
@@ -61,8 +61,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/python -m experiments.overhead --json $(OUT)/overhead.json
-	$(BIN)/python -m experiments.calibration --quick --json $(OUT)/calibration.json
+	$(BIN)/python -m experiments.bench --out $(OUT)/bench
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
