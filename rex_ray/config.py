@@ -36,7 +36,8 @@ class RexConfig:
 
     Attributes:
         global_batch_size: rows per optimizer step over all workers at the start (``M0``).
-        policy: ``"bsp"``, ``"dlb"`` or ``"rex"``.
+        policy: ``"rex"``, or another by its name: ``"bsp"``, ``"dlb"``, ``"lb_bsp"``, ``"omnilearn"``, ``"pollux"``,
+            ``"growth10"``, ``"cannikin"``.
         max_global_batch_size: growth never goes beyond it; default ``8 * global_batch_size``.
         policy_options: hyperparameters of the policy by name, e.g. ``{"min_gain": 0.05}`` for ``"rex"``, or for
             ``"bsp"`` shares set by hand: ``{"local_batch_sizes": {"T4": 33, "V100": 95}}``.

@@ -8,9 +8,9 @@ last change, and small changes are not made (a dead-band of .2).
 
 What is left open, and what is done here: the weight of a new step (.2), and when to look (every 10 clean steps); that
 the batches sum to the global batch (largest remainder, within the workers' bounds, which are those of memory too);
-the dead-band is of the group, since one worker's rows cannot change alone: the largest change counts. The paper's
-scaling of learning rates and its asynchronous form are not taken over. A restart goes on with the shares resumed
-from, else equal ones.
+the dead-band is of the group, since one worker's rows cannot change alone: the largest change that the bounds leave
+counts. The paper's scaling of learning rates and its asynchronous form are not taken over. A restart goes on with the
+shares resumed from, else equal ones.
 """
 
 from __future__ import annotations

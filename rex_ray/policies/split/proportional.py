@@ -41,6 +41,10 @@ class Proportional:
         if largest <= self.dead_band:
             return f"no rank's rows would change by more than {largest:.1%}, within the dead-band"
         shares = apportion(int(window.sizes.sum()), window.sizes * factor, window.lower, window.upper)
+        # A rank at its bound asks in vain for ever, and the noise of the others is no reason to move.
+        possible = float((np.abs(shares - window.sizes) / np.maximum(window.sizes, 1)).max())
+        if possible <= self.dead_band:
+            return f"within the bounds no rank's rows would change by more than {possible:.1%}, within the dead-band"
         now_s = float(own_s[works].max())
         then_s = float((own_s * shares / np.maximum(window.sizes, 1))[works].max())
         return Move(
