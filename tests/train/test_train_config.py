@@ -147,7 +147,9 @@ def test_the_package_and_its_configuration_import_neither_torch_nor_ray() -> Non
 
 @pytest.mark.parametrize(
     "fields",
-    [{"policy": "bsp"}, {"policy": "dlb"}, {"policy_options": {"growth": "off"}}, {"max_global_batch_size": 64}],
+    [{"policy": name} for name in ("bsp", "dlb", "lb_bsp", "omnilearn")]
+    + [{"policy_options": {"growth": "off"}}, {"max_global_batch_size": 64}],
+    ids=str,
 )
 def test_nobody_measures_norms_that_nothing_decides_on(fields: dict[str, Any]) -> None:
     assert RexConfig(global_batch_size=64, **fields).worker_options().norm_interval_steps == 0
@@ -156,7 +158,8 @@ def test_nobody_measures_norms_that_nothing_decides_on(fields: dict[str, Any]) -
 
 
 def test_growth_has_norms_measured_and_a_mode_that_decides_nothing_has_not() -> None:
-    assert RexConfig(global_batch_size=64).worker_options().norm_interval_steps == 4
+    for name in ("rex", "pollux", "growth10", "cannikin"):
+        assert RexConfig(global_batch_size=64, policy=name).worker_options().norm_interval_steps == 4
     assert RexConfig(global_batch_size=64, mode="advise").worker_options().norm_interval_steps == 4
     assert RexConfig(global_batch_size=64, mode="off").worker_options().norm_interval_steps == 0
 
