@@ -114,7 +114,9 @@ def _consider(rules: Rules, state: ControllerState, decision: Reallocate | Chang
     )
     if rules.mode != "auto":
         return _say_once(state, proposal, decided)
-    stale = () if search_id is not None else cancel_searches(state, "the shares change")
+    # Another learning rate changes no shares: what a search was asked is still the question.
+    is_same = proposal.local_batch_sizes == phase.allocation.local_batch_sizes
+    stale = () if search_id is not None or is_same else cancel_searches(state, "the shares change")
     state = replace(state, searches=()) if stale else state
     published = publish(state, phase, proposal, reason=decision.reason, predicted_gain=decision.predicted_gain)
     return replace(published, commands=(*stale, *published.commands), notes=(decided,))

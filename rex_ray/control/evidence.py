@@ -58,10 +58,18 @@ def _apply(
     lag_steps = event.step - published.decided_step
     # What called for the change was at work by the time it was decided; before that, it may not have been.
     past = state.gauge.slowest_us[-max(_FEWEST_BEFORE, lag_steps) :]
-    gauge = Gauge(
-        before_us=int(statistics.median(past)) if past and old_rows else None,
-        before_rows=old_rows,
-        predicted_gain=published.predicted_gain,
+    is_same = isinstance(state.phase, Switching) and (
+        state.phase.allocation.local_batch_sizes == phase.allocation.local_batch_sizes
+    )
+    # Another learning rate alone leaves the times what they were, and what is being measured of them under way.
+    gauge = (
+        state.gauge
+        if is_same
+        else Gauge(
+            before_us=int(statistics.median(past)) if past and old_rows else None,
+            before_rows=old_rows,
+            predicted_gain=published.predicted_gain,
+        )
     )
     applied = Applied(
         step=event.step,

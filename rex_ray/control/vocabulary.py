@@ -13,7 +13,7 @@ from rex_ray.policies import (
     seams,
     wrappers,
 )
-from rex_ray.policies.growth import blocks, health, pace
+from rex_ray.policies.growth import blocks, health, pace, pool
 from rex_ray.policies.growth import state as growth_state
 from rex_ray.policies.search import state as search_state
 from rex_ray.policies.split import affine, moving, probing, runs, spline, throughput, windowed
@@ -82,6 +82,8 @@ CODEC = Codec(
         health.Health,
         pace.BatchTrial,
         pace.Pace,
+        pool.FadingLine,
+        pool.NoisePool,
         growth_state.GrowthState,
         spline.SplineSplitState,
         affine.AffineState,

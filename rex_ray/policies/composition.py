@@ -195,9 +195,16 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         after = changed(state, growth=growth, split=split, trigger=trigger, search=search)
         reason = offer if isinstance(offer, str) else offer.reason
         change, after = self._asked(after, batch, is_news=alarm is not None)
+        # A mere change of the rate goes with whatever else moves, and waits while shares are timed.
+        is_due_now = change is not None and is_due(after.num_unheeded)
+        goes_along = (
+            change is not None
+            and _is_mere_rate(change, after.allocation)
+            and (heard is not None or self.search.busy(search))
+        )
         if change is not None and "growth" in self.advising:
             findings.append(_advice(change, "growth"))
-        elif change is not None and is_due(after.num_unheeded):
+        elif change is not None and is_due_now and not goes_along:
             return replace(change, findings=(*findings, *_said(sought))), after
         elif isinstance(batch, Finding):
             findings.append(batch)
@@ -242,9 +249,13 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
     def _applied(
         self, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT], applied: AllocationApplied
     ) -> CompositionState[GrowthT, SplitT, TriggerT, SearchT]:
+        growth = self.growth.applied(state.growth, applied)
+        if state.allocation is not None and _is_mere_rate(applied.allocation, state.allocation):
+            # The same shares run on: what is known of their times stays known.
+            return replace(state, growth=growth, allocation=applied.allocation, change=None)
         return replace(
             state,
-            growth=self.growth.applied(state.growth, applied),
+            growth=growth,
             split=self.split.applied(state.split, applied),
             trigger=self.trigger.applied(state.trigger, applied),
             search=self.search.applied(state.search, applied, self.split.model(state.split)),
@@ -253,7 +264,9 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         )
 
     def _grow(self, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT], batch: BatchPlan) -> ChangeGlobalBatch:
-        if "split" in self.advising and state.allocation is not None:
+        if state.allocation is not None and batch.global_batch_size == state.allocation.global_batch_size:
+            shares = state.allocation.local_batch_sizes
+        elif "split" in self.advising and state.allocation is not None:
             lower, upper = share_bounds(state.problem, batch.global_batch_size)
             present = state.allocation.local_batch_sizes
             shares = tuple(apportion(batch.global_batch_size, present, lower, upper).tolist())
@@ -283,10 +296,19 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         return answer
 
     def _with_lr(self, answer: Reallocate, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT]) -> Reallocate:
-        """A mere re-split leaves the learning rate as it is, which only the composition knows."""
+        """A mere re-split leaves the learning rate as it is, or takes along what growth would set it to."""
         if state.allocation is None:
             return answer
-        return replace(answer, proposal=replace(answer.proposal, lr_factor=state.allocation.lr_factor))
+        plan, rate = state.plan, state.allocation.lr_factor
+        if plan is not None and plan.global_batch_size == answer.proposal.global_batch_size:
+            rate = rate if "growth" in self.advising else plan.lr_factor
+        return replace(answer, proposal=replace(answer.proposal, lr_factor=rate))
+
+
+def _is_mere_rate(asked: ChangeGlobalBatch | Allocation, present: Allocation | None) -> bool:
+    """Whether only the learning rate would be another one."""
+    shares = asked.local_batch_sizes if isinstance(asked, Allocation) else asked.proposal.local_batch_sizes
+    return present is not None and shares == present.local_batch_sizes
 
 
 def _because_of(alarm: Alarm | None, decision: Reallocate) -> Reallocate:

@@ -48,7 +48,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     growth_optimism: float = 0.5,
     growth_gate: bool = True,
     lr_rule: LRChoice = "auto",
-    lr_tolerance: float = 0.1,
+    lr_tolerance: float = 0.03,
     search_min_gain: float = 0.03,
     search_measured: bool = True,
     search_min_mismatch: float = 0.05,

@@ -130,6 +130,8 @@ class RollBack(Generic[StateT]):
 
     def _applied(self, state: RollBackState[StateT], applied: AllocationApplied) -> RollBackState[StateT]:
         old, new = state.present, applied.allocation
+        if old is not None and old.local_batch_sizes == new.local_batch_sizes:
+            return replace(state, present=new)  # another learning rate: the comparison goes on
         judged = (
             old is not None
             and old.global_batch_size == new.global_batch_size
@@ -189,9 +191,13 @@ class RollBack(Generic[StateT]):
         condemned = state.present.local_batch_sizes
         return replace(state, condemned=condemned, condemned_step=state.newest_step, evidence=evidence), None
 
+    def _is_mere_rate(self, state: RollBackState[StateT], decision: ChangeGlobalBatch) -> bool:
+        present = state.present
+        return present is not None and decision.proposal.local_batch_sizes == present.local_batch_sizes
+
     def _overrule(self, state: RollBackState[StateT], decision: Decision) -> Decision:
         """Ask for the old shares until the group runs them; hold back what was taken back before."""
-        if isinstance(decision, ChangeGlobalBatch):
+        if isinstance(decision, ChangeGlobalBatch) and not self._is_mere_rate(state, decision):
             return decision
         is_asking = state.condemned is not None and is_due(1 + state.newest_step - state.condemned_step)
         if is_asking and state.before is not None and state.present is not None:

@@ -337,6 +337,31 @@ def test_a_change_that_answers_a_slowdown_is_measured_against_the_slow_steps():
     assert (measured.before_us, measured.after_us) == (200_000, 120_000)
 
 
+def rate(factor: float, *sizes: int) -> ChangeGlobalBatch:
+    return ChangeGlobalBatch(proposal=Proposal(local_batch_sizes=sizes, lr_factor=factor), reason="another rate")
+
+
+def test_another_learning_rate_while_a_change_is_being_measured_does_not_disturb_that():
+    keeps = [Keep(reason="-")] * 5
+    controller = running(Scripted(*keeps * 3, move(20, 12, gain=0.4), *keeps, rate(2.0, 20, 12)))
+    for step in range(16):
+        controller.handle(step_of(step, 1, own_us=(100_000, 40_000)))
+    for step in range(16, 23):
+        controller.handle(step_of(step, 2, own_us=(50_000, 70_000)))
+    assert isinstance(controller.state.phase, Switching)
+    for step in range(23, 40):
+        controller.handle(step_of(step, 3, own_us=(50_000, 70_000)))
+    (measured,) = [note for note in controller.take_notes() if isinstance(note, Measured)]
+    assert (measured.before_us, measured.after_us, measured.predicted_gain) == (100_000, 70_000, 0.4)
+
+
+def test_another_learning_rate_ends_no_search():
+    controller = running(Scripted(search_for((20, 12)), rate(2.0, 16, 16)))
+    controller.handle(step_of(0, 1))
+    commands = controller.handle(step_of(1, 1))
+    assert [type(command).__name__ for command in commands] == ["ApplyAllocation"]
+
+
 def search_for(plan: tuple[int, ...]) -> Search:
     curve = StepTimeCurve(knot_rows=np.array([0.0, 64.0]), knot_s=np.array([0.1, 0.5]), max_trusted_rows=128)
     problem = SearchProblem(

@@ -136,6 +136,35 @@ def test_a_re_split_leaves_the_learning_rate_as_it_is():
     assert decide(growth=PLAN)[0].proposal.lr_factor == 1.5
 
 
+RATE = BatchPlan(global_batch_size=32, lr_factor=0.7, reason="the noise scale has risen")
+
+
+def test_another_learning_rate_keeps_the_shares_that_run_and_gives_way_to_others():
+    alone, _ = decide(growth=RATE)
+    assert alone.proposal == Proposal(local_batch_sizes=(16, 16), lr_factor=0.7)
+    along, _ = decide(growth=RATE, split=OFFER, trigger=ALARM)
+    assert isinstance(along, Reallocate)
+    assert along.proposal == Proposal(local_batch_sizes=(12, 20), lr_factor=0.7)
+    assert isinstance(decide(growth=RATE, busy=True)[0], Keep)
+    advised, _ = decide(growth=RATE, split=OFFER, advising=["growth"])
+    assert advised.proposal == Proposal(local_batch_sizes=(12, 20), lr_factor=0.5)
+
+
+def test_another_learning_rate_alone_leaves_all_that_is_known_of_times():
+    policy = make_policy("rex", {"rollback": False})
+    first, state = policy.init(PROBLEM)
+    shares = first.local_batch_sizes
+    allocation = Allocation(version=1, local_batch_sizes=shares)
+    _, state = policy.decide(state, AllocationApplied(allocation=allocation, step=0), RNG)
+    for step in range(30):
+        _, state = policy.decide(state, observed(step, shares, (1e5, 1e5)), RNG)
+    rate = Allocation(version=2, local_batch_sizes=shares, lr_factor=1.2)
+    _, after = policy.decide(state, AllocationApplied(allocation=rate, step=30), RNG)
+    assert (after.split, after.trigger, after.search) == (state.split, state.trigger, state.search)
+    assert after.allocation == rate
+    assert after.growth.lr_factor == 1.2
+
+
 @pytest.mark.parametrize(
     ("part", "speaks"),
     [("growth", {"growth": PLAN}), ("split", {"split": OFFER}), ("search", {"search": SEARCHED})],

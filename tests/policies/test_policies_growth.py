@@ -282,10 +282,25 @@ def test_a_batch_that_measures_worse_is_left_again_and_banned_for_longer_every_t
     back = [plan for plan in world.plans if plan.global_batch_size == 128]
     assert "measured goodput is" in back[0].reason
     assert any(finding.verdict == "keep: batch was left before" for finding in world.findings)
-    grown = [step for step, rows, _ in world.batches if rows == 256]
+    rows = [128, *(rows for _, rows, _ in world.batches)]
+    grown = [step for (step, now, _), before in zip(world.batches, rows, strict=False) if now == 256 != before]
     waits = np.diff(grown)
     assert (waits[1:] > 1.5 * waits[:-1]).all()
     assert len(grown) <= 6
+
+
+def test_a_batch_between_two_doublings_is_found_where_a_memory_ends():
+    """Up to 170 rows more of them take hardly longer; beyond, every row does: no doubling is worth it."""
+
+    class Kinked(AffineModel):
+        def step_time_s(self, global_batch_size):
+            return 0.2 + 1e-4 * global_batch_size + 4e-3 * max(global_batch_size - 170, 0)
+
+    world = World(JUMPING, constant(2000.0), model=Kinked(), truth=Kinked()).run(400)
+    assert world.sizes[0] == 128
+    assert 0.93 * 170 < world.rows <= 1.07 * 170
+    doubling = World(DOUBLING, constant(2000.0), model=Kinked(), truth=Kinked()).run(400)
+    assert doubling.rows == 128
 
 
 def test_a_batch_that_was_never_run_is_hoped_for_once_and_then_known():

@@ -69,6 +69,24 @@ def test_shares_that_measure_worse_are_taken_back_and_banned_ever_longer(seed, l
     assert 64 <= stays[0] <= 64 + lag_steps + 2
 
 
+class Slewing(Insistent):
+    """Asks for another learning rate at every eighth step besides."""
+
+    def decide(self, state, observation, rng) -> tuple[Decision, int]:
+        decision, state = super().decide(state, observation, rng)
+        if isinstance(decision, Keep) and isinstance(observation, StepObserved) and observation.step % 8 == 7:
+            shares = tuple(observation.num_rows.tolist())
+            proposal = Proposal(local_batch_sizes=shares, lr_factor=1 + observation.step / 100)
+            return ChangeGlobalBatch(proposal=proposal, reason="another rate"), state
+        return decision, state
+
+
+def test_a_learning_rate_that_moves_keeps_no_shares_from_being_judged():
+    history = plans(Slewing(), times(1.2))
+    distinct = [sizes for (_, sizes), before in zip(history, [(0, ()), *history], strict=False) if sizes != before[1]]
+    assert distinct[:3] == [OLD, NEW, OLD]
+
+
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.01])
 @pytest.mark.parametrize("seed", range(5))
 def test_shares_that_are_no_worse_stay(factor, seed):

@@ -7,7 +7,6 @@ level.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -15,16 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rex_ray.core.changed import changed
-from rex_ray.core.noise_scale import MIN_BLOCKS, GradientMoments, Unread
+from rex_ray.core.noise_scale import GradientMoments, Unread
 from rex_ray.core.types import FloatArray, read_only
+from rex_ray.policies.growth.pool import NoisePool
 
 __all__ = ["BlockStatistic", "NoiseBlocks", "block_statistic"]
 
 BLOCK_STEPS = 4
 """Measured steps in a block. Sums over four are nearly symmetric under the null; see ``docs/methods.md``."""
-
-POOL_DECAY = 1 - 1 / 16
-"""What a block counts for after one more: the noise scale that is *used* remembers about 16 blocks, 64 steps."""
 
 BlockStatistic: TypeAlias = Literal["linear", "log"]
 
@@ -68,9 +65,7 @@ class NoiseBlocks:
         open_noise: sum over the steps of the unfinished block.
         open_signal: likewise.
         num_open: steps in it.
-        pool_noise: sum over all blocks, older ones counting less.
-        pool_signal: likewise.
-        num_pooled: blocks in the pool.
+        pool: all blocks, older ones counting less: what the noise scale that is *used* rests on.
         num_dropped: measured steps that said nothing.
         fault: why the newest such step said nothing; empty after one that did.
         num_faults: such steps in a row.
@@ -86,9 +81,7 @@ class NoiseBlocks:
     open_noise: float = 0.0
     open_signal: float = 0.0
     num_open: int = 0
-    pool_noise: float = 0.0
-    pool_signal: float = 0.0
-    num_pooled: int = 0
+    pool: NoisePool = field(default_factory=NoisePool)
     num_dropped: int = 0
     fault: str = ""
     num_faults: int = 0
@@ -96,10 +89,13 @@ class NoiseBlocks:
 
     @property
     def noise_scale(self) -> float | None:
-        """``phi`` in rows over the pool: None while unknown, ``inf`` where the noise hides the gradient."""
-        if self.num_pooled < MIN_BLOCKS or self.pool_noise == self.pool_signal == 0:
-            return None
-        return self.pool_noise / self.pool_signal if self.pool_signal > 0 else math.inf
+        """``phi`` in rows as of now: None while unknown, ``inf`` where the noise hides the gradient."""
+        return self.pool.noise_scale
+
+    @property
+    def num_pooled(self) -> int:
+        """Blocks behind it."""
+        return self.pool.num_blocks
 
     def take(
         self, read: GradientMoments | Unread, window: int, *, is_flagged: bool = False
@@ -133,9 +129,7 @@ class NoiseBlocks:
             open_noise=0.0,
             open_signal=0.0,
             num_open=0,
-            pool_noise=self.pool_noise * POOL_DECAY + noise,
-            pool_signal=self.pool_signal * POOL_DECAY + signal,
-            num_pooled=self.num_pooled + 1,
+            pool=self.pool.take(noise, signal),
             fault="",
             num_faults=0,
             is_flagged=is_flagged,

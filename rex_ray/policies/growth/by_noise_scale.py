@@ -54,6 +54,9 @@ RuleName: TypeAlias = Literal["egmd", "growth10", "goodput"]
 
 _OFF_STEPS = 64
 
+LR_REST_LOOKS = 2
+"""Looks from one change of the learning rate to the next: a switch takes most of the first one to arrive."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseScaleGrowth:
@@ -68,7 +71,7 @@ class NoiseScaleGrowth:
 
     rule: GrowthRule = field(default_factory=Egmd)
     lr_rule: LRChoice = "auto"
-    lr_tolerance: float = 0.1
+    lr_tolerance: float = 0.03
 
     def __post_init__(self) -> None:
         if self.lr_rule not in get_args(LRChoice):
@@ -223,10 +226,10 @@ class NoiseScaleGrowth:
 
     def _refreshed(self, state: GrowthState) -> BatchPlan | None:
         """Set the learning rate afresh where the noise scale has moved what it should be; the batch stays."""
-        phi, window = state.blocks.noise_scale, self.rule.window
+        phi = state.blocks.noise_scale
         if phi is None or state.num_rows == state.problem.global_batch_size:
             return None
-        if state.num_looks - state.lr_look < window or state.blocks.num_blocks < window:
+        if state.num_looks - state.lr_look < LR_REST_LOOKS:
             return None
         rule, factor = self._factor(state, state.num_rows, phi)
         if rule not in ("adascale", "adam") or abs(factor / state.lr_factor - 1) <= self.lr_tolerance:
@@ -267,7 +270,7 @@ def _held(state: GrowthState, target: Target) -> Target | Hold:
         return Hold(verdict="keep: batch on trial", reason=why, evidence=target.evidence)
     if is_banned(state, target.num_rows):
         looks = state.banned_until - state.num_looks
-        why = f"{state.banned_rows} rows were left before and are not tried for {looks} more looks: {target.reason}"
+        why = f"{state.banned_rows} rows and more are not tried for {looks} more looks, some were left: {target.reason}"
         return Hold(verdict="keep: batch was left before", reason=why, evidence=target.evidence)
     return target
 
@@ -280,7 +283,7 @@ def _said_if_off(state: GrowthState, step: StepObserved) -> Finding | None:
     return Finding(part="growth", verdict=UNKNOWN, reason="gradient norms are not measured")
 
 
-def make_growth(rule: RuleName, egmd: Egmd, lr_rule: LRChoice, lr_tolerance: float = 0.1) -> NoiseScaleGrowth:
+def make_growth(rule: RuleName, egmd: Egmd, lr_rule: LRChoice, lr_tolerance: float = 0.03) -> NoiseScaleGrowth:
     """Build growth by the name of its rule; the others than ``egmd`` take its window, and its gain where they ask one.
 
     Raises:

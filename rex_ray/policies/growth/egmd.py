@@ -21,6 +21,10 @@ Test: TypeAlias = Literal["wilcoxon", "eprocess"]
 BET = SignBet()
 """The anytime-valid test's stakes; its null chance is measured, see ``docs/methods.md``."""
 
+_NEXT, _BETWEEN = (0.25, 0.5, 0.75), (0.125, 0.0625)
+"""Octaves above the present batch, and then from the best one so far, at which better ones are sought than doublings:
+memories end, and times bend, between them."""
+
 _PARTS = (1.0, 0.95, 0.9, 0.75, 0.5)
 
 
@@ -143,6 +147,7 @@ class Egmd:
         bound = 2.0 * view.num_rows
         num_rows = _within_reach(view, min(2 * view.num_rows, view.largest))
         found, p_value = self._above(view, bound)
+        is_asked = False
         if self.gate and self.jump and self.test == "wilcoxon":
             for rows in self._ladder(view):
                 pays_from = view.times.break_even(rows, self.min_gain)
@@ -150,7 +155,7 @@ class Egmd:
                     continue
                 tested, p_tested = self._above(view, pays_from)
                 if p_tested < self.alpha:
-                    num_rows, bound, found, p_value = rows, pays_from, tested, p_tested
+                    num_rows, bound, found, p_value, is_asked = rows, pays_from, tested, p_tested, True
                     break
         evidence = {**_figures(found), "p_value": p_value, "tested_noise_scale": bound}
         if not p_value < self.alpha:
@@ -162,11 +167,13 @@ class Egmd:
         if not self.gate:
             return Target(num_rows=num_rows, noise_scale=usable, reason=f"{shown}; no gate is asked", evidence=evidence)
         gain = _gain(view, num_rows, usable)
+        # Where a bound is all that is known, the gain there is the least that was asked for, and the test has shown it.
+        is_shown = is_asked and (noise_scale is None or math.isinf(noise_scale))
         if gain is None:
             reason = f"the step time of {num_rows} rows is unknown"
             return Hold(verdict=UNTIMED, reason=reason, evidence=evidence)
         evidence["goodput_gain"] = gain
-        if not gain > self.min_gain:
+        if not gain > self.min_gain and not is_shown:
             reason = f"{shown}, but {num_rows} rows would change goodput by {gain:+.2%}, not above {self.min_gain:+.2%}"
             return Hold(verdict="keep: goodput gate", reason=reason, evidence=evidence)
         return Target(
@@ -178,16 +185,22 @@ class Egmd:
         )
 
     def _ladder(self, view: GrowthView) -> list[int]:
-        """Return the doublings, from the one of the best goodput down."""
+        """Return the batch of the best goodput, sought between the doublings, and the doublings below it."""
         rungs: list[int] = []
         rows = view.num_rows
         while rows < view.largest:
             rows = min(2 * rows, view.largest)
             rungs.append(_within_reach(view, rows))
         phi = _usable(view.blocks.noise_scale, 2.0 * view.num_rows)
-        worth = [view.goodput(rung, phi) or 0.0 for rung in rungs]
-        best = max(range(len(rungs)), key=worth.__getitem__)
-        return rungs[best::-1]
+
+        def worth(num_rows: int) -> float:
+            is_allowed = view.num_rows < num_rows <= view.largest
+            return view.goodput(num_rows, phi) or 0.0 if is_allowed else 0.0
+
+        best = max((*rungs, *(round(view.num_rows * 2**octaves) for octaves in _NEXT)), key=worth)
+        for octaves in _BETWEEN:
+            best = max((best, round(best * 2**-octaves), round(best * 2**octaves)), key=worth)
+        return [best, *(rung for rung in reversed(rungs) if rung < best)]
 
     def _above(self, view: GrowthView, bound: float) -> tuple[SignedRank, float]:
         """Test the newest blocks against ``bound``; return the figures and the p that counts."""

@@ -57,7 +57,7 @@ class GrowthState:
         plan: what the last look asked for; stands until applied or judged again.
         num_looks: ends of blocks so far.
         lr_look: look at which the learning-rate factor last changed.
-        banned_rows: batch that is not to be tried, nor any larger one.
+        banned_rows: batches from this one on are not to be tried.
         banned_until: look from which it may be.
         num_bans: batches that were left.
         retreat_rows: batch to go back to, until it is applied; 0: none.
@@ -167,7 +167,8 @@ def left(state: GrowthState, retreat_rows: int, reason: str) -> GrowthState:
         state,
         retreat_rows=retreat_rows,
         retreat_reason=reason,
-        banned_rows=state.num_rows,
+        # Batches little smaller than one that was left are hardly better: from its half on, none is tried.
+        banned_rows=max(retreat_rows, state.num_rows // 2) + 1,
         banned_until=state.num_looks + looks,
         num_bans=min(state.num_bans + 1, 16),
     )
