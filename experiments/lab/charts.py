@@ -6,9 +6,11 @@ by position or by a label, never by colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from statistics import median
+from typing import ParamSpec, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -45,7 +47,7 @@ _LINES: Mapping[str, tuple[str, str]] = {
 _PARTS: Mapping[str, tuple[str, str]] = {
     "growth": (_ORANGE, "other batches"),
     "rate": (_PINK, "learning rate"),
-    "exploration": (_SKY, "exploring"),
+    "exploration": (_SKY, "shares equal or on trial"),
     "spline": (_GREEN, "curves not exact"),
     "sensing": (_RED, "noticing late"),
     "lag": (_DARK, "switching late"),
@@ -55,13 +57,29 @@ _NAMES = {"best_fixed_equal": "best fixed, equal", "best_fixed_balanced": "best 
 _CONTROLS = ("best_fixed_equal", "best_fixed_balanced", "oracle", "oracle_delayed")
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _styled(draw: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Have a function draw in this module's style, and leave matplotlib's own settings alone."""
+
+    @wraps(draw)
+    def drawing(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with mpl.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return drawing
+
+
 def save(figure: Figure, file: Path) -> None:
     """Write a chart; the same chart gives the same bytes."""
     figure.savefig(file, dpi=110, metadata={"Software": None})
 
 
+@_styled
 def accuracy_chart(compared: Comparison, world: Cell, target: float) -> Figure:
-    """Draw accuracy over virtual time: medians over seeds, with the lowest and the highest."""
+    """Draw accuracy over virtual time: medians and quartiles over seeds."""
     figure, axes = _new(8.4, 5.2)
     methods = [method for method in _LINES if method in compared.methods(world)]
     longest_s = max(times_s(list(compared.by_seed(world, "bsp").values())).tolist())
@@ -72,7 +90,8 @@ def accuracy_chart(compared: Comparison, world: Cell, target: float) -> Figure:
         curves = 100 * np.array([_held(result, grid_s) for result in results])
         colour, dash = _LINES[method]
         axes.plot(grid_s, np.median(curves, axis=0), color=colour, linestyle=dash, linewidth=2.4)
-        axes.fill_between(grid_s, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.13, linewidth=0)
+        low, high = np.quantile(curves, [0.25, 0.75], axis=0)
+        axes.fill_between(grid_s, low, high, color=colour, alpha=0.15, linewidth=0)
         reached_s = spread(results).median_s
         if np.isfinite(reached_s):
             axes.plot([reached_s], [100 * target], marker="o", color=colour, markersize=8, zorder=5)
@@ -80,8 +99,7 @@ def accuracy_chart(compared: Comparison, world: Cell, target: float) -> Figure:
     right_s = 1.08 * min(longest_s, max(result.total_s for result in compared.results)) if ends else None
     axes.set_xlim(0, right_s)
     axes.axhline(100 * target, color=_DARK, linewidth=0.8, linestyle=(0, (2, 3)))
-    low = 100 * target - 22
-    axes.set_ylim(low, None)
+    axes.set_ylim(100 * target - 22, None)
     # Names below the target's line, one step down for each, so that near neighbours stay apart.
     for rank, (reached_s, method, colour) in enumerate(sorted(ends)):
         height = 100 * target - 3.4 - 2.6 * rank
@@ -96,6 +114,8 @@ def accuracy_chart(compared: Comparison, world: Cell, target: float) -> Figure:
             va="center",
             ha="right" if at_right else "left",
             fontweight="bold" if method == "rex" else "normal",
+            bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.5},
+            zorder=6,
         )
     axes.set_xlabel("virtual seconds")
     axes.set_ylabel("test accuracy, %")
@@ -103,30 +123,32 @@ def accuracy_chart(compared: Comparison, world: Cell, target: float) -> Figure:
     return figure
 
 
+@_styled
 def times_chart(compared: Comparison, world: Cell) -> Figure:
     """Draw the time to the target of every method against the oracle's: medians, with the lowest and the highest."""
     methods = [method for method in compared.methods(world) if method != "oracle"]
     figure, axes = _new(8.4, 0.9 + 0.42 * len(methods))
     _bars(axes, compared, world, methods)
-    axes.set_xlabel("time to the target, oracle = 1 (bars: median, lines: lowest to highest seed)")
+    axes.set_xlabel("time to the target, oracle = 1")
     axes.set_title(_title(world))
     return figure
 
 
+@_styled
 def worlds_chart(compared: Comparison, worlds: Sequence[Cell]) -> Figure:
     """Draw the same for several worlds below one another."""
     methods = [[method for method in compared.methods(world) if method != "oracle"] for world in worlds]
     heights = [len(names) + 2 for names in methods]
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(8.4, 0.4 * sum(heights)), layout="constrained")
-        panels = figure.subplots(len(worlds), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for axes, world, names in zip(panels, worlds, methods, strict=True):
-            _bars(axes, compared, world, names)
-            axes.set_title(_title(world))
-        panels[-1].set_xlabel("time to the target, oracle = 1")
+    figure = Figure(figsize=(8.4, 0.4 * sum(heights)), layout="constrained")
+    panels = figure.subplots(len(worlds), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, world, names in zip(panels, worlds, methods, strict=True):
+        _bars(axes, compared, world, names)
+        axes.set_title(_title(world))
+    panels[-1].set_xlabel("time to the target, oracle = 1")
     return figure
 
 
+@_styled
 def ledger_chart(compared: Comparison, world: Cell) -> Figure | None:
     """Draw where methods that change the batch lose time against the oracle; None where no ledger was kept."""
     rows = {}
@@ -183,7 +205,7 @@ def _bars(axes: Axes, compared: Comparison, world: Cell, methods: Sequence[str])
         axes.plot([low, high], [height, height], color=_DARK, linewidth=1.6)
         longest = max(longest, high)
         axes.annotate(
-            f"{value:.2f}",
+            f"{value:.2f}" + (f" ({found.num_missed} missed)" if found.num_missed else ""),
             (max(value, high), height),
             xytext=(6, 0),
             textcoords="offset points",
@@ -212,6 +234,5 @@ def _title(world: Cell) -> str:
 
 
 def _new(width: float, height: float) -> tuple[Figure, Axes]:
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        return figure, figure.subplots()
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()

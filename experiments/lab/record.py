@@ -23,8 +23,10 @@ from experiments.lab.study import Study
 __all__ = ["record"]
 
 _CHARTS = {
-    "accuracy.png": "Accuracy over virtual time on the headline; a dot is where the median run reaches the target.",
-    "times.png": "Time to the target against the oracle's, on the headline.",
+    "accuracy.png": "Accuracy over virtual time on the headline, medians and quartiles over seeds; a dot is the median "
+    "time to the target.",
+    "times.png": "Time to the target against the oracle's, on the headline: medians, and lines from the lowest to the "
+    "highest seed.",
     "worlds.png": "The same in the other worlds.",
     "ledger.png": "Where the time goes that the oracle does not need; the parts add up to the whole.",
 }

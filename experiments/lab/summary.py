@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 from experiments.lab.cells import Result
@@ -44,7 +45,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Of two medians, with its 95 % percentile bootstrap interval over paired seeds; infinite or NaN where one is."""
+    """Of two medians, with its 95 % percentile bootstrap interval over paired seeds.
+
+    Infinite where the first is endless, NaN where the second is.
+    """
 
     value: float
     low: float
@@ -105,11 +109,18 @@ def ratio(results: Sequence[Result], others: Sequence[Result], *, seed: int = 0)
         raise ValueError(f"a paired ratio needs as many runs on both sides, got {times.size} and {references.size}")
     drawn = np.random.default_rng(seed).integers(times.size, size=(_NUM_RESAMPLES, times.size))
     with np.errstate(invalid="ignore"):
-        ratios = np.median(times[drawn], axis=1) / np.median(references[drawn], axis=1)
-        value = float(np.median(times) / np.median(references))
+        ratios = _over(np.median(times[drawn], axis=1), np.median(references[drawn], axis=1))
+        value = float(_over(np.median(times), np.median(references)))
         # Whole order statistics: between a number and infinity there is nothing.
         low, high = np.quantile(ratios, [0.025, 0.975], method="nearest")
     return Ratio(value=value, low=float(low), high=float(high))
+
+
+def _over(times: npt.ArrayLike, references: npt.ArrayLike) -> FloatArray:
+    """Return the ratio; NaN where the reference is endless, which is no triumph that a number could name."""
+    below = np.asarray(references, dtype=np.float64)
+    result: FloatArray = np.where(np.isinf(below), np.nan, np.asarray(times) / below)
+    return result
 
 
 def accuracy_delta(results: Sequence[Result], others: Sequence[Result]) -> AccuracyDelta:

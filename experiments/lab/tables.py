@@ -130,7 +130,9 @@ def _place(world: Cell, method: str) -> dict[str, Scalar]:
     return {"training": trained, "cluster": world.cluster, "disturbance": world.disturbance, "method": method}
 
 
-def _range(low: float, high: float, digits: int = 1) -> str:
+def _range(low: float, high: float, digits: int = 1) -> str | None:
+    if math.isnan(low) or math.isinf(low):
+        return None
     ends = ["missed" if math.isinf(end) else f"{end:.{digits}f}" for end in (low, high)]
     return "..".join(ends)
 

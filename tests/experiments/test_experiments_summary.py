@@ -59,6 +59,7 @@ def test_the_interval_covers_the_true_ratio_about_95_times_in_100():
 
 def test_a_ratio_with_misses_is_infinite_not_wrong():
     assert ratio(timed(None, None, 1.0), timed(1.0, 1.0, 1.0)).value == math.inf
+    assert math.isnan(ratio(timed(1.0, 1.0, 1.0), timed(None, None, 1.0)).value)
     with pytest.raises(ValueError, match="as many"):
         ratio(timed(1.0), timed(1.0, 2.0))
 
