@@ -34,6 +34,7 @@ from rex_ray.control.phases import (
     Switching,
     Waiting,
 )
+from rex_ray.core.changed import changed
 from rex_ray.core.errors import IllegalEventError, InfeasibleError
 from rex_ray.core.observations import SearchResult, TrialRequested
 from rex_ray.core.types import Allocation
@@ -214,7 +215,7 @@ def request_trial(rules: Rules, state: ControllerState, event: TrialProposed) ->
 def _at(state: ControllerState, event: Ticked) -> ControllerState:
     if event.now_us < state.now_us:
         raise IllegalEventError(f"time went back from {state.now_us} to {event.now_us} microseconds")
-    return replace(state, now_us=event.now_us)
+    return changed(state, now_us=event.now_us)
 
 
 def _generation(state: ControllerState) -> str | None:
