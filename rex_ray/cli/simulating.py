@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,15 @@ __all__ = ["options_by_policy", "print_simulation", "simulation_document"]
 # The reference batch takes the most steps; more means that a method has lost its way.
 _PATIENCE = 3
 _DELAY_STEPS = 10
+_COLUMNS = ("steps", "batch", "step", "RII", "changes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """One run, in figures; ``None`` where the target was not reached, and where a figure has no meaning."""
+    """One run, in figures; ``None`` where the target was not reached, and where a figure has no meaning.
+
+    ``num_changes`` counts new shares put in place; ``num_rate_changes`` new factors on the learning rate alone.
+    """
 
     policy: str
     seed: int
@@ -49,6 +54,7 @@ class _Run:
     median_step_s: float
     rii: float
     num_changes: int | None = None
+    num_rate_changes: int | None = None
     decisions: tuple[dict[str, Any], ...] = ()
     journal: str | None = None
 
@@ -131,15 +137,21 @@ def print_simulation(found: Mapping[str, Any], console: Console, *, decisions: b
         soft_wrap=True,
         highlight=False,
     )
-    table = Table("who", "to target", "x oracle", "steps", "batch", "step", "RII", "changes", box=None)
+    several = len(found["seeds"]) > 1
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("who", "to target", "ratio", *(["range"] if several else []), *_COLUMNS):
+        table.add_column(name, no_wrap=True)
     by_name: dict[str, list[dict[str, Any]]] = {}
     for run in (*found["runs"], *found["controls"]):
         by_name.setdefault(run["policy"], []).append(run)
     for name, runs in by_name.items():
         table.add_row(name, *_cells(runs))
     console.print(table)
-    if len(found["seeds"]) > 1:
-        console.print("[dim]medians; ratios with the smallest and the largest[/]", soft_wrap=True)
+    if several:
+        console.print("[dim]medians over seeds; range: the smallest and the largest ratio[/]", soft_wrap=True)
+    console.print(
+        "[dim]ratio: to the oracle's time, who knows every curve, slowdown and noise scale[/]", soft_wrap=True
+    )
     for line in _assumptions(world):
         console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
     for run in found["runs"]:
@@ -160,6 +172,7 @@ def _play(world: World, scenario: Scenario, header: Header, oracle_s: float, jou
     run = simulate(controller_for(header), scenario, num_steps=_PATIENCE * world.num_steps, learner=learner)
     num_rows = sum(int(step.num_rows.sum()) for step in run.steps)
     batches = [allocation.global_batch_size for _, allocation in run.allocations]
+    changes = sum(old.local_batch_sizes != new.local_batch_sizes for (_, old), (_, new) in pairwise(run.allocations))
     tta_s = run.total_s if learner.is_done else None
     folder = None
     if journal is not None:
@@ -175,7 +188,8 @@ def _play(world: World, scenario: Scenario, header: Header, oracle_s: float, jou
         largest_batch=max(batches),
         median_step_s=float(np.median(run.step_s)),
         rii=_rii(scenario, num_rows, run.total_s),
-        num_changes=len(run.allocations) - 1,
+        num_changes=changes,
+        num_rate_changes=len(run.allocations) - 1 - changes,
         decisions=_decisions(world.devices, run),
         journal=folder,
     )
@@ -227,27 +241,23 @@ def _decisions(devices: Sequence[str], run: SimulatedRun) -> tuple[dict[str, Any
 
 
 def _cells(runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    reached = [run for run in runs if run["time_to_target_s"] is not None]
-    if len(reached) < len(runs):
-        times = ratios = f"not reached ({len(runs) - len(reached)} of {len(runs)})"
-    else:
-        times = duration(statistics.median(run["time_to_target_s"] for run in runs))
-        ratios = _spread([run["ratio_to_oracle"] for run in runs])
+    times = [run["time_to_target_s"] for run in runs if run["time_to_target_s"] is not None]
+    ratios = [run["ratio_to_oracle"] for run in runs if run["ratio_to_oracle"] is not None]
+    missed = len(runs) - len(times)
+    reached = (
+        [duration(statistics.median(times)), f"{statistics.median(ratios):.3f}"] if not missed else ["not reached", ""]
+    )
+    if len(runs) > 1:
+        reached.append(f"{missed} of {len(runs)} missed" if missed else f"{min(ratios):.2f}-{max(ratios):.2f}")
     changes = [run["num_changes"] for run in runs]
     return (
-        times,
-        ratios,
+        *reached,
         f"{statistics.median(run['num_steps'] for run in runs):,.0f}",
         range_text(min(run["smallest_batch"] for run in runs), max(run["largest_batch"] for run in runs), "-"),
         f"{1000 * statistics.median(run['median_step_s'] for run in runs):.0f} ms",
         f"{statistics.median(run['rii'] for run in runs):.2f}",
         "" if None in changes else f"{statistics.median(changes):.0f}",
     )
-
-
-def _spread(values: Sequence[float]) -> str:
-    middle = f"{statistics.median(values):.3f}"
-    return middle if min(values) == max(values) else f"{middle} ({min(values):.3f}-{max(values):.3f})"
 
 
 def _print_decisions(name: str, run: Mapping[str, Any], console: Console) -> None:

@@ -45,6 +45,8 @@ def test_nobody_beats_the_oracle_and_rex_beats_equal_shares(capsys):
     assert bsp["decisions"] == []
     assert bsp["smallest_batch"] == bsp["largest_batch"] == 160
     assert rex["num_changes"] > 0
+    moves = [decision["local_batch_sizes"] for decision in rex["decisions"] if decision["local_batch_sizes"]]
+    assert rex["num_changes"] + rex["num_rate_changes"] <= len(moves)
     assert 0 < rex["rii"] < bsp["rii"] < 1
 
 
