@@ -43,7 +43,7 @@ def rex(  # noqa: PLR0913 - options by name, each with its default
     growth_statistic: Statistic = "linear",
     growth_alpha: float = 0.05,
     growth_window: int = 8,
-    growth_min_gain: float = 0.05,
+    growth_min_gain: float = 0.02,
     growth_jump: bool = True,
     growth_optimism: float = 0.5,
     growth_gate: bool = True,

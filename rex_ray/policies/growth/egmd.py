@@ -55,7 +55,7 @@ class Egmd:
     statistic: Statistic = "linear"
     alpha: float = 0.05
     window: int = 8
-    min_gain: float = 0.05
+    min_gain: float = 0.02
     jump: bool = True
     optimism: float = 0.5
     gate: bool = True
