@@ -6,43 +6,45 @@ from dataclasses import replace
 
 import pytest
 
-from experiments import oracle_gap
-from experiments.oracle_gap import gap_row
+from experiments.lab import trace
+from experiments.oracle_gap import World, gap_row
 from rex_ray.scenario import load_learning
 
 LEARNING = load_learning("resnet18")
-PARTS = ("batch_pct", "split_pct", "rate_pct")
+PARTS = ("sensing_pct", "lag_pct", "spline_pct", "exploration_pct", "growth_pct", "rate_pct")
+WORLD = World(workload="resnet18", cluster="2xT4,2xV100-gavel")
 
 
 @pytest.fixture(autouse=True)
 def short_way(monkeypatch):
     """A fortieth of the way to the target."""
     short = replace(LEARNING, progress_rows=LEARNING.progress_rows / 40)
-    monkeypatch.setattr(oracle_gap, "load_learning", lambda workload: short)
+    monkeypatch.setattr(trace, "load_learning", lambda workload: short)
 
 
-def method(name):
-    return next(method for method in oracle_gap._METHODS if method.name == name)
+def shares_pct(row) -> float:
+    return sum(row[part] for part in ("sensing_pct", "lag_pct", "spline_pct", "exploration_pct"))
 
 
-def test_parts_of_a_gap_add_up_and_bsp_loses_by_batch_and_split():
-    world = oracle_gap._World(workload="resnet18", cluster="2xT4,2xV100-gavel")
-    row = gap_row(world, method("bsp 256"), 1)
-    assert sum(row[part] for part in PARTS) == pytest.approx(row["gap_pct"], abs=0.2)
-    assert row["split_pct"] > 5
-    assert row["batch_pct"] > 1
+def test_parts_of_a_gap_add_up_and_bsp_loses_by_its_equal_shares_and_its_batch():
+    row = gap_row(WORLD, "bsp", 1)
+    assert sum(row[part] for part in PARTS) == pytest.approx(row["gap_pct"], abs=0.3)
+    assert row["exploration_pct"] == pytest.approx(shares_pct(row), abs=0.1)
+    assert row["exploration_pct"] > 5
+    assert row["growth_pct"] > 1
     assert row["rate_pct"] == pytest.approx(0, abs=0.1)  # at its reference batch, its rate is right
-    assert row["lowest"] == row["gap_pct"] == row["highest"]
+    assert row["lowest"] == row["gap_pct"] == row["highest"] == row["delayed_pct"]
 
 
-def test_balancing_wins_back_most_of_what_the_split_loses():
-    world = oracle_gap._World(workload="resnet18", cluster="2xT4,2xV100-gavel")
-    bsp, rex = gap_row(world, method("bsp 256"), 1), gap_row(world, method("rex"), 1)
-    assert 0 <= rex["split_pct"] < 0.4 * bsp["split_pct"]
+def test_balancing_wins_back_most_of_what_equal_shares_lose():
+    bsp, rex = gap_row(WORLD, "bsp", 1), gap_row(WORLD, "rex", 1)
+    assert 0 <= shares_pct(rex) < 0.4 * shares_pct(bsp)
     assert rex["gap_pct"] < bsp["gap_pct"]
 
 
-def test_a_split_that_ignores_slowdowns_is_seen_to_lose_by_them():
-    quiet = oracle_gap._World(workload="resnet18", cluster="2xT4,2xV100-gavel")
-    slowed = replace(quiet, per_1000=5.0)
-    assert gap_row(slowed, method("bsp 256"), 1)["split_pct"] > gap_row(quiet, method("bsp 256"), 1)["split_pct"]
+def test_shares_that_ignore_slowdowns_are_seen_to_be_late():
+    slowed = replace(WORLD, per_1000=5.0)
+    quiet, late = gap_row(WORLD, "dlb", 1), gap_row(slowed, "dlb", 1)
+    assert quiet["sensing_pct"] == 0
+    assert late["sensing_pct"] > 1
+    assert late["delayed_pct"] < late["gap_pct"]
