@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rex_ray.core.errors import ConfigError
+from workloads.learning.features import FeatureTask, patch_features
 from workloads.learning.files import load_cifar10, load_fashion_mnist
 from workloads.learning.images import Augmentation, Images, ImageTask
-from workloads.learning.models import convolutional, count_parameters
+from workloads.learning.models import convolutional, count_parameters, perceptron
 from workloads.learning.recipe import Recipe
 from workloads.learning.tasks import SHARED, load_task
 from workloads.learning.training import Training
@@ -136,6 +137,34 @@ def test_images_are_normalised_by_the_training_set_channel_by_channel() -> None:
     assert (inputs.std(dim=(0, 2, 3)) - 1).abs().max() < 1e-3
 
 
+def test_features_are_of_an_image_alone_and_kept(tmp_path: Path) -> None:
+    def made(rows: slice) -> np.ndarray:
+        return patch_features(train, test.part(rows), num_patches=4, cache=tmp_path)[1].values
+
+    train, test = images(40, side=16), images(30, side=16)
+    whole, some = made(slice(None)), made(slice(10, 20))
+    assert whole.shape == (30, 32)
+    np.testing.assert_allclose(some, whole[10:20], rtol=2e-3, atol=1e-3)
+    assert len(list(tmp_path.iterdir())) == 2
+    for kept in tmp_path.iterdir():
+        np.savez(kept.with_suffix(""), train=np.zeros((40, 32), np.float16), test=np.ones((30, 32), np.float16))
+    assert (made(slice(None)) == 1).all()
+
+
+def test_a_network_on_features_learns(tmp_path: Path) -> None:
+    pixels = images(200, side=16)
+    bright = Images(pixels=(pixels.pixels // 2 + pixels.labels[:, None, None, None] * 12), labels=pixels.labels)
+    train, test = patch_features(bright.part(slice(150)), bright.part(slice(150, 200)), num_patches=4, cache=tmp_path)
+    task = FeatureTask(name="synthetic", recipe=RECIPE, train=train, test=test, build=lambda: perceptron(32, 16, 10))
+    inputs, labels = task.batch(0, 0, torch.arange(150))
+    assert inputs.mean(dim=0).abs().max() < 1e-3
+    training = Training(task, 0)
+    before = float(task.loss(training.model, inputs, labels).detach())
+    while training.place.epoch < 2:
+        training.step(15, 1.0)
+    assert float(task.loss(training.model, inputs, labels).detach()) < before
+
+
 def test_no_row_sees_another() -> None:
     """The gradient of a batch is the mean of its rows' gradients: there are no batch statistics."""
     task = image_task(Augmentation(flip=True))
@@ -170,7 +199,7 @@ def test_text_is_cut_into_rows_of_one_length(tmp_path: Path) -> None:
 def test_real_cifar_images_are_all_there() -> None:
     if not (SHARED / "cifar10_jpeg.npz").is_file():
         pytest.skip("the real CIFAR-10 is not at hand")
-    task = load_task("cifar10")
+    task = load_task("cifar10_cnn")
     assert task.dataset_size == 50_000
     assert count_parameters(task.make_model()) < 50_000
     inputs, labels = task.batch(0, 0, torch.arange(0, 50_000, 500))

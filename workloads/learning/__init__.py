@@ -2,7 +2,8 @@
 
 The reduced gradient does not depend on how a batch is split, so the way that a model goes depends on the schedule of
 (rows, learning-rate factor) alone: it is trained once, here, and whatever cluster it is imagined on, the norms and
-the accuracies are real. Modules: ``tasks`` (data, model, recipe by name), ``images``, ``text`` (the data), ``models``,
+the accuracies are real. Modules: ``tasks`` (data, model, recipe by name), ``images``, ``features``,
+``text``, ``files`` (the data), ``models``,
 ``training`` (one optimizer step), ``store`` (paths kept on disk), ``learner`` (the seam), ``pilot`` (how the recipes
 were chosen).
 """
