@@ -81,7 +81,7 @@ def print_audit(found: Mapping[str, Any], console: Console) -> None:
         soft_wrap=True,
         highlight=False,
     )
-    table = Table("order of the steps", "alarms", "re-splits", "per 10,000 worker-steps", "95 % bounds", box=None)
+    table = Table("order of the steps", "alarms", "re-splits", "per 10k worker-steps", "95 % bounds", box=None)
     for name, row in (
         ("as measured", found["measured"]),
         (f"{found['num_copies']} permuted copies", found["permuted"]),
@@ -161,8 +161,9 @@ def _verdict(found: Audit) -> str:
             f"The order that was measured raises {measured} alarms, its copies {mean:.1f} on average (p = "
             f"{found.p_value:.3f}): there were changes of speed that lasted."
         )
+    how = "no more" if measured <= mean else "not clearly more"
     return (
-        f"The order that was measured raises {measured} alarms, no more than its copies do ({mean:.1f} on average, p = "
+        f"The order that was measured raises {measured} alarms, {how} than its copies do ({mean:.1f} on average, p = "
         f"{found.p_value:.3f}): nothing here says that these alarms were about changes of speed that last. A higher "
         "trigger_min_factor or trigger_num_sds makes the trigger slower to believe."
     )

@@ -81,6 +81,11 @@ def fleet_of(cluster: str, workload: str, network: str, network_text: str, run: 
         return Fleet(devices=devices, profiles=profiles, network=public, network_text=network_text)
     name, own, sync_s = _measured_profiles(run, workload)
     devices = parse_cluster(cluster, known=tuple(dict.fromkeys((*device_names(), *own))))
+    if not set(devices) & set(own):
+        raise ConfigError(
+            f"{name} measured {', '.join(own)}, none of which is in the cluster {cluster}: leave out --profile, or "
+            "plan with one of these"
+        )
     profiles = {
         device: own[device][0] if device in own else load_profile(device, workload) for device in dict.fromkeys(devices)
     }

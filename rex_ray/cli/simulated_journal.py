@@ -11,7 +11,19 @@ from rex_ray.control.replay import controller_for
 from rex_ray.core.errors import ConfigError
 from rex_ray.train.journal_files import append_chunks, new_journal_dir
 
-__all__ = ["write_journal"]
+__all__ = ["make_folder", "write_journal"]
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of several runs' journals, before any of them has cost its time.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write journals to {folder}: {error.strerror}; choose another --journal") from error
 
 
 def write_journal(run: Path, header: Header, events: Iterable[Event]) -> Path:

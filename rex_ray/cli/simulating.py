@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rex_ray.cli.simulated_journal import write_journal
+from rex_ray.cli.simulated_journal import make_folder, write_journal
 from rex_ray.cli.words import duration, network_line, range_text, rows_by_device, shares_text
 from rex_ray.cli.worlds import World
 from rex_ray.control.journal import Header
@@ -103,6 +103,8 @@ def simulation_document(
     Raises:
         ConfigError: a name that there is not, a value that cannot work, or a folder that cannot be written.
     """
+    if journal is not None:
+        make_folder(journal)
     runs: list[_Run] = []
     controls: list[_Run] = []
     for seed in seeds:
