@@ -40,7 +40,7 @@ EXPERIMENTS = (
     "convergence",
     "live_sweep",
 )
-_SWEEPS = ("static", "transient")
+_SWEEPS = ("static", "transient", "imagenet", "wikitext", "ablation", "sensitivity")
 _MOST_S = 300.0
 _NUM_FIGURES = 4
 """Figures of one experiment in the table; all of them are in its JSON."""
