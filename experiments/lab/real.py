@@ -1,6 +1,6 @@
-"""The controls on real SGD: the oracle and its late cousin, and fixed batches. Their steps are trained, not integrated.
+"""The controls on real SGD: the oracle and its late cousin. Their steps are trained, not integrated.
 
-A control differs from a method in what it knows: every curve of step times, the script of slowdowns (at once, late, or
+An oracle differs from a method in what it knows: every curve of step times, the script of slowdowns (at once, late, or
 never) and the noise scale of all chunks of the steps so far. It costs nothing to know them: there are no probes,
 searches or switches, and an allocation is in place at the next look.
 """
@@ -8,19 +8,15 @@ searches or switches, and an allocation is in place at the next look.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rex_ray.core.apportion import apportion
 from rex_ray.core.types import FloatArray, IntArray, frozen
 from rex_ray.sim import Scenario, ScriptedOracle, StepTimes
 from workloads.learning import SgdLearner
 from workloads.learning.rates import LOOK_STEPS, AdaScaleRate
 
-__all__ = ["RealRun", "SharesRule", "play_real_fixed", "play_real_oracle", "seconds_to_target"]
-
-SharesRule: TypeAlias = Literal["equal", "balanced"]
+__all__ = ["RealRun", "play_real_oracle", "seconds_to_target"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,54 +84,10 @@ def play_real_oracle(
     return _finished(learner, np.concatenate(step_s), rows)
 
 
-def play_real_fixed(
-    scenario: Scenario, learner: SgdLearner, reference_batch_size: int, global_batch_size: int, shares: SharesRule
-) -> RealRun:
-    """Play one global batch from start to end, its learning rate AdaScale's for the noise scale of the moment.
-
-    The shares are those of the quiet curves: whoever fixes a batch beforehand knows of no slowdown. Under ``"equal"``
-    a worker whose memory is full leaves its rest to the others.
-
-    Args:
-        scenario: cluster and script.
-        learner: a fresh one.
-        reference_batch_size: ``M0``, the batch that the learning rate is meant for.
-        global_batch_size: the batch.
-        shares: how it is split.
-
-    Raises:
-        InfeasibleError: the batch does not fit the cluster.
-    """
-    kind = _EqualShares if shares == "equal" else ScriptedOracle
-    num_steps = _most_steps(learner, global_batch_size)
-    oracle = kind(timelines=scenario.timelines, network=scenario.network, num_steps=num_steps, delay_steps=None)
-    rate = AdaScaleRate(reference_batch_size)
-    rows = list[int]()
-    while not learner.is_done:
-        taken = min(global_batch_size, learner.num_rows_left)
-        learner.advance(taken, rate.factor(global_batch_size, learner.noise_scale, len(rows)))
-        rows.append(taken)
-    step_s = oracle.step_s(global_batch_size, 0, len(rows))
-    for step in np.flatnonzero(np.array(rows) != global_batch_size).tolist():
-        step_s[step] = oracle.step_s(max(rows[step], len(scenario.timelines)), step, 1)[0]
-    return _finished(learner, step_s, rows)
-
-
 def seconds_to_target(learner: SgdLearner, step_s: FloatArray) -> float | None:
     """Return the virtual seconds to the learner's target, given each step's; None where it was not reached."""
     steps = learner.steps_to_target()
     return None if steps is None else float(step_s[:steps].sum())
-
-
-class _EqualShares(ScriptedOracle):
-    """Equal shares within the workers' memory, whatever the curves."""
-
-    def shares(self, global_batch_size: int, step: int) -> tuple[int, ...]:
-        """Return the rows per rank at a step."""
-        del step
-        caps = [line.profile.max_local_batch_size for line in self.timelines]
-        rows = apportion(global_batch_size, np.ones(len(caps)), np.ones(len(caps), dtype=np.int64), caps)
-        return tuple(rows.tolist())
 
 
 def _most_steps(learner: SgdLearner, batch: int) -> int:

@@ -1,14 +1,11 @@
-"""The controls on real SGD: whoever knows more is faster, and the norms' groups change nothing."""
+"""The controls on real SGD: whoever knows more is faster."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from experiments.lab.cells import Cell
-from experiments.lab.real import RealRun, play_real_fixed, play_real_oracle, seconds_to_target
+from experiments.lab.real import RealRun, play_real_oracle, seconds_to_target
 from experiments.lab.worlds import scenario_of
 from workloads.learning import make_learner
 
@@ -54,18 +51,3 @@ def test_knowing_late_costs_and_knowing_nothing_costs_more(tmp_path: Path) -> No
     never = oracle(tmp_path, "random:20", 10**6)
     assert at_once.total_s < late.total_s < never.total_s
     assert (at_once.rows == late.rows).all()
-
-
-@pytest.mark.parametrize("batch", [M0, 88])
-def test_a_balanced_batch_is_the_faster_one_on_the_same_way(tmp_path: Path, batch: int) -> None:
-    runs = {}
-    for shares in ("equal", "balanced"):
-        learner = make_learner("digits", seed=1, cache_dir=tmp_path)
-        scenario = scenario_of(cell(), learner.dataset_size, 2000)
-        runs[shares] = play_real_fixed(scenario, learner, M0, batch, shares)  # type: ignore[arg-type]
-    equal, balanced = runs["equal"], runs["balanced"]
-    assert balanced.total_s < equal.total_s
-    assert balanced.final_metric == equal.final_metric
-    assert (balanced.rows == equal.rows).all()
-    per_epoch = -(-1437 // batch)
-    assert set(np.flatnonzero(equal.rows != batch)) <= {k for k in range(len(equal.rows)) if (k + 1) % per_epoch == 0}
