@@ -49,6 +49,11 @@ def final_shares(history: Sequence[Judged]) -> tuple[int, ...]:
     return shares_run(history)[-1][1]
 
 
+def batches_of(history: Sequence[Judged]) -> list[int]:
+    """Every global batch in order, without changes of shares or of the learning rate alone."""
+    return [rows for rows, _ in itertools.groupby(sum(sizes) for _, sizes in shares_run(history))]
+
+
 workers = st.lists(st.tuples(st.floats(0, 60_000), st.floats(200, 4_000)), min_size=2, max_size=6)
 
 
@@ -191,7 +196,7 @@ def test_equal_shares_are_never_left(name, phi):
 def test_pollux_takes_the_batch_of_the_best_goodput_once_per_pass():
     history = grown("pollux", 1500.0)
     decided = [judged.observation for judged in history if isinstance(judged.decision, ChangeGlobalBatch)]
-    batches = [sum(sizes) for _, sizes in shares_run(history)]
+    batches = batches_of(history)
     candidates = np.unique(np.rint(np.geomspace(256, 2048, 50)).astype(int))
     slowest_us = 150_000 + 900 * -(-candidates // 4)
     goodput = candidates / slowest_us / (1500.0 + candidates)
@@ -201,7 +206,6 @@ def test_pollux_takes_the_batch_of_the_best_goodput_once_per_pass():
     assert reached[-1] > 0.95, f"{batches}, the best is {best}"
     changes = [step.epoch for step in decided if isinstance(step, StepObserved)]
     assert changes
-    assert all(after != before for before, after in itertools.pairwise(batches))
     assert len(batches) - 1 <= len(set(changes))
 
 
@@ -211,9 +215,9 @@ def test_pollux_stays_where_no_batch_gains_five_per_cent():
 
 
 def test_pollux_decides_at_the_period_that_it_is_told():
-    slow, quick = (shares_run(grown("pollux", 6000.0, decide_steps=steps)) for steps in (0, 30))
-    assert len(quick) >= len(slow)
-    assert quick[1][0] == slow[1][0], "the first decision waits for the noise scale alone"
+    slow, quick = (grown("pollux", 6000.0, decide_steps=steps) for steps in (0, 30))
+    assert len(batches_of(quick)) >= len(batches_of(slow))
+    assert shares_run(quick)[1] == shares_run(slow)[1], "the first decision waits for the noise scale alone"
 
 
 def test_a_batch_that_does_not_fit_the_smallest_worker_is_no_candidate_of_pollux():
@@ -234,14 +238,14 @@ def test_a_batch_that_does_not_fit_the_smallest_worker_is_no_candidate_of_pollux
 @settings(max_examples=4, deadline=None)
 @given(phi=st.floats(10.0, 10_000.0))
 def test_growth10_grows_by_at_most_a_tenth_and_never_shrinks(phi):
-    batches = [sum(sizes) for _, sizes in shares_run(grown("growth10", phi))]
+    batches = batches_of(grown("growth10", phi))
     for before, after in itertools.pairwise(batches):
         assert before < after <= round(1.1 * before)
     assert batches[-1] == 2048 or batches[-1] <= max(256, 1.6 * phi)
 
 
 def test_growth10_stops_at_the_noise_scale():
-    batches = [sum(sizes) for _, sizes in shares_run(grown("growth10", 600.0))]
+    batches = batches_of(grown("growth10", 600.0))
     assert 450 <= batches[-1] <= 900
 
 
