@@ -181,7 +181,7 @@ def ledger_chart(compared: Comparison, world: Cell) -> Figure | None:
         )
     axes.set_yticks(range(len(rows)), list(reversed(rows)))
     axes.axvline(0, color=_DARK, linewidth=0.8)
-    axes.margins(x=0.14)
+    axes.margins(x=0.18)
     axes.set_xlabel("time lost to the oracle, % of its time")
     for colour, name in _PARTS.values():
         axes.bar(0, 0, color=colour, label=name)

@@ -6,9 +6,11 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ __all__ = ["local_ray", "tune_cells"]
 
 _OBJECT_STORE_BYTES = 80 * 2**20
 _REPORT_EVERY_S = 30.0
+_RECORD = "tune"
 
 
 def tune_cells(name: str, cells: Sequence[Cell], folder: Path, *, jobs: int) -> None:
@@ -36,14 +39,27 @@ def tune_cells(name: str, cells: Sequence[Cell], folder: Path, *, jobs: int) -> 
     Raises:
         RuntimeError: cells that failed twice, each named with its own error; or the sweep was interrupted.
     """
-    errors = _fit(name, cells, folder.resolve(), jobs)
+    found = _fit(name, cells, folder.resolve(), jobs)
+    if any(not result_file(folder, key).exists() for key in found.done):
+        # Tune takes them for played, and would not play them again.
+        shutil.rmtree(folder / _RECORD)
+        found = _fit(name, cells, folder.resolve(), jobs)
     missing = [cell.key for cell in cells if not result_file(folder, cell.key).exists()]
-    if errors:
-        raise RuntimeError("\n".join([f"{len(errors)} of {len(cells)} cells of {name!r} failed twice:", *errors]))
+    if found.errors:
+        lines = [f"  {key}: {words}" for key, words in found.errors.items()]
+        raise RuntimeError("\n".join([f"{len(lines)} of {len(cells)} cells of {name!r} failed twice:", *lines]))
     if missing:
         raise RuntimeError(
             f"{name!r} was interrupted: {len(missing)} of {len(cells)} cells are missing; the same command goes on"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fitted:
+    """Keys of cells that Tune takes for played, and the last words of those that failed."""
+
+    done: Sequence[str]
+    errors: Mapping[str, str]
 
 
 def _trial(config: dict[str, Any]) -> None:
@@ -56,12 +72,13 @@ def _trial(config: dict[str, Any]) -> None:
     tune.report(dict(play_into(folder, Cell(**fields)).row()))
 
 
-def _fit(name: str, cells: Sequence[Cell], folder: Path, jobs: int) -> list[str]:
+def _fit(name: str, cells: Sequence[Cell], folder: Path, jobs: int) -> _Fitted:
     progress = _Progress(name, len(cells))
-    record = folder / "tune"
-    if tune.Tuner.can_restore(str(record)):
+    record = folder / _RECORD
+    if _is_whole(record):
         tuner = tune.Tuner.restore(str(record), _trial, resume_unfinished=True, restart_errored=True)
     else:
+        shutil.rmtree(record, ignore_errors=True)
         tuner = tune.Tuner(
             _trial,
             param_space={"folder": str(folder), "key": tune.grid_search([cell.key for cell in cells])},
@@ -72,7 +89,7 @@ def _fit(name: str, cells: Sequence[Cell], folder: Path, jobs: int) -> list[str]
                 trial_dirname_creator=lambda trial: str(trial.config["key"]),
             ),
             run_config=tune.RunConfig(
-                name="tune",
+                name=_RECORD,
                 storage_path=str(folder),
                 failure_config=tune.FailureConfig(max_failures=1),
                 callbacks=[progress],
@@ -83,11 +100,23 @@ def _fit(name: str, cells: Sequence[Cell], folder: Path, jobs: int) -> list[str]
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         found = tuner.fit()
-    return [
-        f"  {result.config['key']}: {_own_words(result.error)}"
-        for result in found
-        if result.error is not None and result.config is not None
-    ]
+    known = [(str(result.config["key"]), result) for result in found if result.config is not None]
+    return _Fitted(
+        done=[key for key, result in known if result.error is None and result.metrics],
+        errors={key: _own_words(result.error) for key, result in known if result.error is not None},
+    )
+
+
+def _is_whole(record: Path) -> bool:
+    """Return whether Tune can go on from its record: it was not killed before, or while, it wrote the first state."""
+    states = sorted(record.glob("experiment_state-*.json"))
+    if not states or not tune.Tuner.can_restore(str(record)):
+        return False
+    try:
+        json.loads(states[-1].read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
 
 
 def _own_words(error: BaseException) -> str:
@@ -100,6 +129,11 @@ class _Progress(tune.Callback):
 
     def __init__(self, name: str, total: int) -> None:
         self.name, self.total = name, total
+        self.begun_s = self.shown_s = 0.0
+
+    def setup(self, **info: Any) -> None:
+        """Begin to count; one that was restored counts from now."""
+        del info
         self.begun_s = self.shown_s = time.monotonic()
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

@@ -112,6 +112,7 @@ def _kill_tree(pid):
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # three clusters are started, one after the other
 def test_a_sweep_killed_halfway_goes_on_where_it_was(tmp_path):
     driver = _start(str(tmp_path))
     deadline = time.monotonic() + 100
@@ -126,13 +127,21 @@ def test_a_sweep_killed_halfway_goes_on_where_it_was(tmp_path):
     assert 3 <= len(done) < 8
 
     again = _start(str(tmp_path))
-    _, said = again.communicate(timeout=100)
+    _, said = again.communicate(timeout=200)
     assert again.returncode == 0, said
     assert "8 of 8 cells" in said
     now = {file.name: file.stat().st_mtime_ns for file in folder.glob("cells/*.json")}
     assert len(now) == 8
     assert {name: now[name] for name in done} == done
     assert list(tmp_path.glob("killed-*")) == [folder]
+    # A result that was lost since is played again, whatever Tune's own record says.
+    lost = folder / "cells" / next(iter(done))
+    lost.unlink()
+    _, said = _start(str(tmp_path)).communicate(timeout=200)
+    assert lost.exists(), said
+    assert {file.name for file in folder.glob("cells/*.json") if file.stat().st_mtime_ns != now[file.name]} == {
+        lost.name
+    }
     # The same bytes as without Ray.
     cells = [Cell(**fields) for fields in json.loads((folder / "matrix.json").read_text())["cells"]]
     run_cells("killed", cells, out=tmp_path / "serial", jobs=0)
@@ -140,11 +149,21 @@ def test_a_sweep_killed_halfway_goes_on_where_it_was(tmp_path):
         assert file.read_bytes() == (folder / "cells" / file.name).read_bytes()
 
 
+def test_a_record_that_was_killed_at_birth_is_not_gone_on_from(tmp_path):
+    from experiments.lab.tune import _is_whole
+
+    assert not _is_whole(tmp_path)
+    (tmp_path / "tuner.pkl").write_bytes(b"whole")
+    assert not _is_whole(tmp_path)
+    (tmp_path / "experiment_state-1.json").write_text('{"trials": [')
+    assert not _is_whole(tmp_path)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_cell_that_fails_is_tried_twice_and_named_with_its_own_error(tmp_path):
     driver = _start(str(tmp_path), "with a wrong name")
-    _, said = driver.communicate(timeout=100)
+    _, said = driver.communicate(timeout=200)
     assert driver.returncode == 1
     assert "1 of 9 cells of 'killed' failed twice" in said
     assert "unknown method 'rexx'" in said
