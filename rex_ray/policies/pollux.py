@@ -2,8 +2,8 @@
 
 Qiao et al., *Pollux: co-adaptive cluster scheduling for goodput-optimized deep learning* (OSDI'21), and its release
 AdaptDL (github.com/petuum/adaptdl, ``goodput.py``, ``speedup.py``, ``torch/data.py``, ``torch/_metrics.py``). At each
-pass over the data its agent compares 50 batches, in equal ratios from ``M0`` to the largest allowed, by ``throughput
-x efficiency``, and takes the best if that is more than 1.05 times the present one's. Throughput is the fitted model
+pass over the data its agent compares 50 batches, in equal ratios from ``M0`` to the largest allowed, by throughput
+times efficiency, and takes the best if that is more than 1.05 times the present one's. Throughput is the fitted model
 of ``core.throughput``, efficiency ``(phi + M0) / (phi + B)``; the learning rate follows AdaScale's gain, its root
 under Adam. (The cluster's scheduler, which moves workers between jobs, is no part of this.)
 
@@ -15,9 +15,9 @@ What differs, or is left open. Pollux knows equal workers only, and its first ra
 the slowest worker's and the rest of a step is the reduction, which is the reading that favours it on mixed clusters.
 The fit is made when a decision is due, not every 30 s. The first pass decides as soon as the noise scale is known,
 not at its end; ``decide_steps`` sets another period, in optimizer steps. The noise scale is this library's, which for
-equal shares is the same estimate with another memory (64 measured steps). Shares differ by a row where the batch is
-no multiple of the workers; a batch that does not fit the smallest worker is no candidate, and none is above a
-sixteenth of the data set. Batches never accumulate. Mean times are kept over restarts.
+equal shares is the same estimate, smoothed otherwise (``growth.pool``). Shares differ by a row where the batch is no
+multiple of the workers; a batch that does not fit the smallest worker is no candidate, and none is above a sixteenth
+of the data set. Batches never accumulate. Mean times are kept over restarts.
 """
 
 from __future__ import annotations

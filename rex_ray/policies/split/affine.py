@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
+from rex_ray.core.changed import changed
 from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.memory import MemoryBook
@@ -76,7 +77,7 @@ class AffineSplit:
         if state.sizes is None:
             return state
         memory = state.memory.observe(step.num_rows, step.peak_memory_bytes)
-        return replace(state, memory=memory, log=state.log.take(step, state.sizes))
+        return changed(state, memory=memory, log=state.log.take(step, state.sizes))
 
     def propose(self, state: AffineState) -> Reallocate | str:
         """Offer the exact split on last epoch's lines."""

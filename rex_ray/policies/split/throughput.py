@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from rex_ray.core.changed import changed
 from rex_ray.core.memory import MemoryBook
 from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.search_problem import SearchKind, SearchProblem
@@ -75,7 +76,7 @@ class ThroughputSplit:
         if state.sizes is None:
             return state
         memory = state.memory.observe(step.num_rows, step.peak_memory_bytes)
-        return replace(state, memory=memory, log=state.log.take(step, state.sizes))
+        return changed(state, memory=memory, log=state.log.take(step, state.sizes))
 
     def propose(self, state: ThroughputState) -> Reallocate | str:
         """Offer nothing."""
