@@ -11,9 +11,6 @@ from workloads.learning.training import ChunkNorms, Place, State, Training
 
 __all__ = ["KeptPath", "TrainedPath", "WayThrough", "is_evaluated"]
 
-# A way that is left is trained again from the nearest kept state: about so many are kept per epoch, beside its first.
-_STATES_PER_EPOCH = 2
-
 
 class WayThrough(Protocol):
     """One model's way. Each step: first its norms if they are wanted, then the step."""
@@ -178,8 +175,8 @@ class KeptPath:
 
     @property
     def _is_state_due(self) -> bool:
-        since = self._place.num_rows - self._kept[0].num_rows
-        return since * _STATES_PER_EPOCH >= self._task.dataset_size or (since > 0 and self._place.cursor == 0)
+        """A state is kept at each epoch's begin: more would fill disks, fewer make a way that is left dear."""
+        return self._place.cursor == 0 < self._place.num_rows
 
     def _train(self, run: Run, num_rows: int, lr_factor: float) -> None:
         training = self._trained_to_here()
