@@ -34,8 +34,8 @@ BAN_LOOKS, LONGEST_BAN_LOOKS = 16, 256
 """Looks for which a batch that was left is not tried again; doubled every time."""
 
 
-FORECAST_LOOKS = 12
-"""Looks for which forecast times stand, 192 steps with norms at every fourth: other shares or another batch end them
+FORECAST_LOOKS = 24
+"""Looks for which forecast times stand, 384 steps with norms at every fourth: other shares or another batch end them
 sooner, and exact splits of a dozen batches cost more than all else that growth does in so many steps."""
 
 
