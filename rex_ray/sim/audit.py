@@ -30,7 +30,7 @@ LASTING = 16
 """Steps from which on a change of speed is one. The trigger's delay and the switch's lag take as many: whatever is
 over by then is noise to whoever moves rows, although an alarm for it may have been right when it was raised."""
 
-_LEAST = math.log(1.08)
+_LEAST, _LEAST_SDS = math.log(1.08), 1.5
 _STREAM = 7
 _COMMON = "cluster-wide"
 
@@ -71,11 +71,13 @@ class OwnTimes:
         """The same times without what lasts: changes of ``LASTING`` steps and more are divided out.
 
         The running median over twice as many steps keeps the edges of a change and knows nothing of a shorter one.
-        Where it is within 8 % of the usual time it is left alone, so that slow noise stays noise.
+        Where it is within 8 % of the usual time, or 1.5 sds of the rank's noise, it is left alone, so that
+        slow noise stays noise.
         """
         logs = np.log(self.factors)
+        spread = 1.4826 * np.median(np.abs(logs - np.median(logs, axis=0)), axis=0)
         level = median_filter(logs, size=(2 * LASTING + 1, 1), mode="nearest")
-        logs = logs - np.where(np.abs(level) > _LEAST, level, 0.0)
+        logs = logs - np.where(np.abs(level) > np.maximum(_LEAST, _LEAST_SDS * spread), level, 0.0)
         return replace(self, factors=np.exp(logs))
 
 
