@@ -33,7 +33,6 @@ __all__ = ["cells_of", "study"]
 
 _METHODS = (*FIXED_BATCH, *GROWING, "rex", *CONTROLS)
 _NUM_SEEDS = 10
-_NUM_GROWING_SEEDS = 3
 
 
 def cells_of(settings: Settings, task: str) -> list[Cell]:
@@ -41,8 +40,7 @@ def cells_of(settings: Settings, task: str) -> list[Cell]:
     cells: list[Cell] = []
     for k in range(2 if settings.quick else _NUM_SEEDS):
         seed = settings.seed + k
-        trained = [method for method in _METHODS if method not in GROWING or k < _NUM_GROWING_SEEDS]
-        cells += real_cells(task, trained, seed=seed)
+        cells += real_cells(task, _METHODS, seed=seed)
         for cluster in TRACES[:1] if settings.quick else TRACES:
             cells += trace_cells(cluster, _METHODS, seed=seed)
     return cells

@@ -23,20 +23,14 @@ FIXED_BATCH = ("bsp", "dlb", "lb_bsp", "omnilearn")
 """Methods that keep the reference batch: all of them train one and the same way."""
 
 GROWING = ("pollux", "growth10", "cannikin")
-"""Published methods that change the batch: each trains ways of its own, a minute or more of a core."""
+"""Published methods that change the batch: each trains ways of its own."""
 
 CONTROLS = ("oracle", "oracle_delayed", "best_fixed_equal", "best_fixed_balanced")
 """See ``methods.CONTROLS``."""
 
 _APART = (
-    "bsp",
-    "rex",
-    "oracle",
-    "best_fixed_equal",
-    *GROWING,
-    "best_fixed_balanced",
-    *FIXED_BATCH[1:],
-    "oracle_delayed",
+    *("bsp", "rex", "oracle", "best_fixed_equal", *GROWING, "rex-no-trigger"),
+    *("best_fixed_balanced", *FIXED_BATCH[1:], "oracle_delayed"),
 )
 
 _OTHERS = ("bsp", "best_fixed_equal", "best_fixed_balanced", "oracle", "oracle_delayed")

@@ -60,8 +60,7 @@ PERIODS: Mapping[str, str] = {
     "oracle": "batch: every 8 steps; shares: every step",
     "oracle_delayed": "batch: every 8 steps; shares: every step, 10 late",
 }
-"""When each of those in the headline tables may change what. Norms are measured at every fourth step in live runs and
-under real SGD, at every step in traces."""
+"""When each of those in the headline tables may change what. Norms are measured at every fourth step."""
 
 
 def method_of(name: str) -> Method:
