@@ -67,6 +67,20 @@ def test_other_code_begins_anew(tmp_path, monkeypatch):
     assert matrix_folder("try", CELLS, tmp_path) != before
 
 
+def test_the_digest_is_of_who_plays_not_of_who_shows(tmp_path, monkeypatch):
+    lab = tmp_path / "experiments" / "lab"
+    lab.mkdir(parents=True)
+    digests = []
+    for name, text in [("trace.py", "1"), ("charts.py", "1"), ("trace.py", "2")]:
+        (lab / name).write_text(text)
+        monkeypatch.setattr(sweep, "_ROOT", tmp_path)
+        sweep.code_digest.cache_clear()
+        digests.append(sweep.code_digest())
+    sweep.code_digest.cache_clear()
+    assert digests[0] == digests[1] != digests[2]
+    assert {path.stem for path in (ROOT / "experiments" / "lab").glob("*.py")} >= set(sweep._ASKING)
+
+
 def test_a_fixed_control_is_swept_on_pilot_seeds_first(tmp_path, played):
     cell = Cell(method="best_fixed_balanced", workload="bert", cluster="2xT4,2xV100", global_batch_size=48)
     (result,) = run_cells("try", [cell], out=tmp_path, jobs=0)
