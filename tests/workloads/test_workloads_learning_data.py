@@ -94,6 +94,16 @@ def test_idx_files_become_images(tmp_path: Path) -> None:
     train, test = load_fashion_mnist(tmp_path)
     assert train.pixels.shape == (5, 28, 28, 1)
     assert test.labels.tolist() == [0, 1, 2]
+    task = ImageTask(
+        name="read",
+        recipe=RECIPE,
+        train=train,
+        test=test,
+        augmentation=Augmentation(max_shift=1),
+        build=lambda: convolutional(1, 28, 10),
+    )
+    inputs, _ = task.batch(0, 0, torch.arange(5))
+    assert inputs.shape == (5, 1, 28, 28)
 
 
 @settings(max_examples=20, deadline=None)

@@ -132,7 +132,8 @@ class _Pixels:
         rows, self._height, self._width, self._channels = pixels.shape
         if self._channels == 3:
             pixels = np.concatenate([pixels, np.zeros((*pixels.shape[:3], 1), dtype=np.uint8)], axis=3)
-        words = np.ascontiguousarray(pixels).view(np.int32 if self._channels == 3 else np.uint8)
+        # A copy: files are read-only, which torch's tensors cannot be.
+        words = np.array(pixels, order="C").view(np.int32 if self._channels == 3 else np.uint8)
         self._words = torch.from_numpy(words.reshape(rows, self._height * self._width))
         self._mean, self._std = mean, std
 
