@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,9 +121,15 @@ def _kill_tree(pid):
     members = [pid]
     for member in members:
         members += [child for child, parent in parents.items() if parent == member]
+    sessions = set()
+    for member in members:
+        with contextlib.suppress(OSError):
+            sessions |= set(re.findall(rb"RAY_TMPDIR=(/tmp/rex-[^\0]+)", Path(f"/proc/{member}/environ").read_bytes()))
     for member in members:
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)
+    for session in sessions:
+        shutil.rmtree(session.decode(), ignore_errors=True)
 
 
 @pytest.mark.ray
