@@ -114,3 +114,16 @@ def test_a_method_that_measures_nothing_pays_for_no_measuring():
 def test_unknown_disturbances_are_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match="none of none, random:RATE, lbb, dlb, alibaba:JOB"):
         scenario_of(replace(CELL, disturbance="gremlins"), 1000, 100)
+
+
+def test_shapes_by_name_and_no_others():
+    cell = Cell(method="rex", workload="resnet50", cluster="2xT4,2xV100")
+    shapes = {
+        name: scenario_of(replace(cell, shape=name), 1000, 10).timelines[0].shape
+        for name in ("plain", "tiles:32", "contention:0.6")
+    }
+    assert shapes["plain"].tile_rows == 1
+    assert shapes["tiles:32"].tile_rows == 32
+    assert shapes["contention:0.6"].hosts == (0, 0, 1, 1)
+    with pytest.raises(ConfigError, match="plain, tiles:ROWS"):
+        scenario_of(replace(cell, shape="bumps"), 1000, 10)
