@@ -3,7 +3,7 @@
 Pairs of one training step, with norms at every step and with none, take turns in one process of one gloo rank: for
 SGD and for AdamW, whose norms are taken after its preconditioner, with the share as one batch and cut into
 micro-batches, each of which is a gradient group. A kind's cost is the median over rounds of the difference in the
-process's own CPU time, counted once in ``NORM_INTERVAL_STEPS`` steps. A million parameters in sixty tensors: the cost
+process's own CPU time, counted once in ``INTERVAL_STEPS`` steps. A million parameters in sixty tensors: the cost
 is a few passes over the gradient and a few calls per tensor, so it grows with the parameters and the micro-batches, and
 not with the rows.
 """
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from experiments._harness import Findings, Row, Settings, bootstrap_median, main
 from experiments._overhead_loops import LEARNING_RATE, WIDTH, layered_net
-from rex_ray.config import NORM_INTERVAL_STEPS
+from rex_ray.core.measuring import INTERVAL_STEPS
 from rex_ray.core.types import Allocation, FloatArray
 from rex_ray.worker.comm_hook import Reduction, reduce_bucket
 from rex_ray.worker.microbatch import Gradients
@@ -56,7 +56,7 @@ def measure(settings: Settings) -> Findings:
     for kind, times in seconds.items():
         measured = bootstrap_median(times[:, 1] - times[:, 0], seed=settings.seed)
         step_s = float(np.median(times[:, 0]))
-        median, low, high = (1e6 * cost / NORM_INTERVAL_STEPS for cost in measured)
+        median, low, high = (1e6 * cost / INTERVAL_STEPS for cost in measured)
         rows.append(
             {
                 "norms of": kind,
@@ -71,7 +71,7 @@ def measure(settings: Settings) -> Findings:
     return Findings(
         figures=figures,
         tables={"norms, per step": rows},
-        settings={"num_rounds": num_rounds, "local_rows": LOCAL_ROWS, "interval_steps": NORM_INTERVAL_STEPS},
+        settings={"num_rounds": num_rounds, "local_rows": LOCAL_ROWS, "interval_steps": INTERVAL_STEPS},
     )
 
 

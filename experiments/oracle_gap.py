@@ -2,9 +2,9 @@
 
     python -m experiments.oracle_gap --json FILE [--page docs/limits.md] [--quick]
 
-Progress is made by measured noise scales (``TraceLearner``) whose norms are taken at every fourth step, as in a live
-run; step times are the public profiles' with the noise of dedicated machines, and the controller is the production
-one; searches are answered by nobody. The parts are those of ``sim.regret``, in per cent of the oracle's time.
+Progress is made by measured noise scales (``TraceLearner``), norms are taken when a live run takes them, step times are
+the public profiles' with the noise of dedicated machines, and the controller is the production one; searches are
+answered by nobody. The parts are those of ``sim.regret``, in per cent of the oracle's time.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from experiments.lab.worlds import scenario_of
 from rex_ray.control.commands import Command
 from rex_ray.control.controller import Controller
 from rex_ray.control.events import Event
+from rex_ray.core.measuring import INTERVAL_STEPS
 from rex_ray.policies.registry import make_policy
 from rex_ray.scenario import load_learning
 from rex_ray.sim import SimulatedRun, StepNorms, TraceLearner, simulate
@@ -38,7 +39,6 @@ GOAL_S = 60.0
 _FEW_WORKERS = (4, 64)
 
 _ROWS_PER_WORKER = 64
-_NORMS_EVERY = 4
 _EPOCHS, _CLUSTER, _M0 = 90, "8xT4,8xV100", 256
 _LEARNING = load_learning("resnet50")
 
@@ -106,7 +106,7 @@ def measure(settings: Settings) -> Findings:
         tables={"CPU time per step": per_step, "memory": memory, "a whole training": [whole]},
         settings={
             "rows_per_worker": _ROWS_PER_WORKER,
-            "norms_every": _NORMS_EVERY,
+            "norms_every": INTERVAL_STEPS,
             "imagenet16_epochs": num_epochs,
             "imagenet16_cluster": _CLUSTER,
             "imagenet16_reference_batch": _M0,
@@ -139,7 +139,6 @@ def _play(cell: Cell, num_steps: int, num_rows: int | None = None) -> tuple[Simu
         learning=_LEARNING,
         reference_batch_size=cell.global_batch_size,
         gradients=NoisyGradients(seed=cell.seed),
-        norm_interval_steps=_NORMS_EVERY,
     )
     learner = _Epochs(inner, num_rows or num_steps * 8 * cell.global_batch_size)
     controller = _TimedController(make_policy(cell.method), seed=cell.seed)

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from rex_ray.core.errors import ConfigError, nearest_name_hint
+from rex_ray.core.measuring import DENSE_STEPS, INTERVAL_STEPS
 from rex_ray.policies.base import Policy
 from rex_ray.policies.bsp import FixedBatch
 from rex_ray.policies.registry import make_policy
@@ -24,8 +25,6 @@ Mode = Literal["auto", "advise", "off"]
 SmallDataset = Literal["error", "clamp"]
 WeightBy = Literal["samples", "tokens"]
 
-NORM_INTERVAL_STEPS = 4
-"""Noise is judged over many steps, so every fourth will do, and the others cost nothing."""
 LINEAR_LR_SLEW = 0.02
 """A doubled rate takes 36 steps: linear scaling needs a gradual warm-up (Goyal et al. 2017, arXiv:1706.02677)."""
 
@@ -45,8 +44,9 @@ class RexConfig:
         seed: seeds each epoch's order and every random choice of the controller.
         device_label: node label that names a worker's kind of device.
         control_interval_steps: most steps between two control boundaries; steps of 0.1 s and more use 1.
-        norm_interval_steps: gradient norms are taken on every such step; 0 takes none; default: 4 where the policy
-            grows the batch by them and ``max_global_batch_size`` leaves it room, else none.
+        norm_interval_steps: gradient norms are taken on every such step; 0 takes none; default: where the policy
+            grows the batch by them and ``max_global_batch_size`` leaves it room, 4, and each of the first 40 steps of
+            every global batch; else none.
         lr_slew: most that the global batch's factor on the learning rate rises by per step, as a share; 0: at once;
             default: 0.02 under ``policy_options={"lr_rule": "linear"}``, whose jumps need a warm-up, else at once.
         warm_up_steps: first steps after start, resume or resize that are not evidence.
@@ -132,6 +132,7 @@ class RexConfig:
             seed=self.seed,
             control_interval_steps=self.control_interval_steps,
             norm_interval_steps=self._norm_interval_steps(),
+            norm_dense_steps=DENSE_STEPS if self.norm_interval_steps is None else 0,
             lr_slew=self._lr_slew(),
             warm_up_steps=self.warm_up_steps,
             collective_timeout_s=self.collective_timeout_s,
@@ -146,7 +147,7 @@ class RexConfig:
         if self.norm_interval_steps is not None:
             return self.norm_interval_steps
         may_grow = self.mode != "off" and self.growth_limit > self.global_batch_size
-        return NORM_INTERVAL_STEPS if may_grow and _grows(self.make_policy()) else 0
+        return INTERVAL_STEPS if may_grow and _grows(self.make_policy()) else 0
 
     def _lr_slew(self) -> float | None:
         slew = self.lr_slew

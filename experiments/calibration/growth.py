@@ -278,7 +278,6 @@ def _time_to_target(task: _Task, options: dict[str, Any], seed: int) -> tuple[fl
         learning=learning,
         reference_batch_size=task.reference,
         gradients=NoisyGradients(seed=seed, num_dims=16),
-        norm_interval_steps=NORM_INTERVAL,
     )
     run = simulate(Controller(_policy(**options), seed=seed), scenario, num_steps=40_000, learner=learner)
     return run.total_s, len(run.allocations)

@@ -60,7 +60,8 @@ PERIODS: Mapping[str, str] = {
     "oracle": "batch: every 8 steps; shares: every step",
     "oracle_delayed": "batch: every 8 steps; shares: every step, 10 late",
 }
-"""When each of those in the headline tables may change what. Norms are measured at every fourth step."""
+"""When each of those in the headline tables may change what. Norms are measured at each of the first 40 steps of a
+batch, then at every fourth."""
 
 
 def method_of(name: str) -> Method:

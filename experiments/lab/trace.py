@@ -10,7 +10,6 @@ from experiments.lab.controlled import DELAYS, played, played_by_oracle, run_con
 from experiments.lab.fixed import FIXED, fixed_shares, run_fixed
 from experiments.lab.measures import Played, result_of
 from experiments.lab.worlds import scenario_of
-from rex_ray.config import NORM_INTERVAL_STEPS
 from rex_ray.scenario import LearningCurve, load_learning
 from rex_ray.sim import Scenario, TraceLearner, oracle_run
 from rex_ray.sim.gradients import NoisyGradients
@@ -40,7 +39,6 @@ def play_trace(cell: Cell) -> Result:
             learning=learning,
             reference_batch_size=cell.global_batch_size,
             gradients=NoisyGradients(seed=cell.seed),
-            norm_interval_steps=NORM_INTERVAL_STEPS,  # as a live run measures them by default
         )
         if cell.method in FIXED:
             # A learning rate that is right for the batch, as in ``sim.Limits``: a sweep would have tuned it, too.

@@ -123,6 +123,8 @@ class _Group:
     cursor: int = 0
     epoch: int = 0
     settled_from: int = 0
+    measured_batch: int = 0
+    measured_from: int = 0
     mailbox: tuple[int, Allocation] | None = None
     stretch: Stretch | None = None
     steps: list[StepObserved] = field(default_factory=list)
@@ -186,7 +188,11 @@ class _Group:
             num_rows, rows = left, rows_per_rank(left, rows)
             flags |= StepFlag.PARTIAL
         stretch = self._stretch(step, allocation, rows)
-        norms = None if self.learner is None else self.learner.norms(step, rows)
+        if allocation.global_batch_size != self.measured_batch:
+            self.measured_batch, self.measured_from = allocation.global_batch_size, step
+        norms = None
+        if self.learner is not None and scenario.norm_schedule.is_due(step, self.measured_from):
+            norms = self.learner.norms(step, rows)
         observed = stretch.observed(step, epoch=self.epoch, flags=flags, norms=norms)
         self._count(stretch, step, num_rows)
         if self.learner is not None:

@@ -31,22 +31,17 @@ class TraceLearner:
         learning: how the noise scale goes, and where the target is.
         reference_batch_size: the batch that the learning rate was tuned for (``Problem.global_batch_size``).
         gradients: draws the norms; None: nothing is measured.
-        norm_interval_steps: norms are measured at every so many steps.
         progress_rows: reference rows of progress so far.
     """
 
     learning: LearningCurve
     reference_batch_size: int
     gradients: NoisyGradients | None = None
-    norm_interval_steps: int = 1
     progress_rows: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.reference_batch_size < 1 or self.norm_interval_steps < 1:
-            raise ConfigError(
-                f"a learner needs a reference batch of at least 1 row and norms at every 1 step or more, got "
-                f"{self.reference_batch_size} and {self.norm_interval_steps}"
-            )
+        if self.reference_batch_size < 1:
+            raise ConfigError(f"a learner needs a reference batch of at least 1 row, got {self.reference_batch_size}")
 
     @property
     def is_done(self) -> bool:
@@ -59,8 +54,8 @@ class TraceLearner:
         return float(self.learning.noise_scale_at(self.progress_rows))
 
     def norms(self, step: int, num_rows: Sequence[int]) -> StepNorms | None:
-        """Return the norms of a step, a rank's rows being one group; None where this step is not measured."""
-        if self.gradients is None or step % self.norm_interval_steps:
+        """Return the norms of a step, a rank's rows being one group; None: nothing is measured."""
+        if self.gradients is None:
             return None
         weighted, reduced = self.gradients.draw(step, self.noise_scale, num_rows)
         return StepNorms(weighted_sq_norm=weighted, num_groups=_groups(tuple(num_rows)), global_sq_norm=reduced)

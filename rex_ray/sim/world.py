@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.core.measuring import NormSchedule
 from rex_ray.core.types import Problem, WorkerSpec
 from rex_ray.scenario import Episode, NetworkModel, NoiseModel, StepTimeShape, WorkerTimeline, load_profile
 from rex_ray.sim.charges import FREE, Charges
@@ -13,6 +14,7 @@ from rex_ray.sim.charges import FREE, Charges
 __all__ = ["Scenario", "mixed_cluster"]
 
 _NO_NETWORK = NetworkModel()
+_NORMS = NormSchedule()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class Scenario:
         settle_steps: first steps after a switch, flagged likewise.
         tick_interval_s: virtual time between two ticks.
         charges: what control costs beside the steps.
+        norm_schedule: at which steps gradient norms are taken.
         generation: identity of the group.
     """
 
@@ -40,6 +43,7 @@ class Scenario:
     settle_steps: int = 1
     tick_interval_s: float = 1.0
     charges: Charges = FREE
+    norm_schedule: NormSchedule = _NORMS
     generation: str = "simulated"
 
     def __post_init__(self) -> None:

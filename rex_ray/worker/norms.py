@@ -15,6 +15,7 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.utils.hooks import RemovableHandle
 
+from rex_ray.core.measuring import NormSchedule
 from rex_ray.core.types import StepFlag
 from rex_ray.worker.pairs import GradientPair
 from rex_ray.worker.preconditioner import AdamPreconditioner
@@ -28,7 +29,7 @@ class GradientNorms:
     """Takes the norms of one rank's steps.
 
     Args:
-        interval_steps: every such step is measured; 0: none.
+        schedule: which steps are measured.
 
     Attributes:
         parameters: the model's, each once.
@@ -36,8 +37,10 @@ class GradientNorms:
         lossless: the reduction does not round; what it rounds away would be taken for gradient noise.
     """
 
-    def __init__(self, interval_steps: int) -> None:
-        self._interval_steps = interval_steps
+    def __init__(self, schedule: NormSchedule) -> None:
+        self._schedule = schedule
+        self._global_batch_size = 0
+        self._since_step = 0
         self._counted: tuple[bool, ...] | None = None
         self._watching: list[RemovableHandle] = []
         self._pair = GradientPair(self._squared_norm)
@@ -47,12 +50,14 @@ class GradientNorms:
 
     def due(self, step: int) -> bool:
         """Whether ``step`` is one to measure; the second of a pair is too."""
-        if not self._interval_steps or not self.lossless:
+        if not self.lossless:
             return False
-        return step % self._interval_steps == 0 or self._pair.awaits(step)
+        return self._schedule.is_due(step, self._since_step) or self._pair.awaits(step)
 
-    def begin(self, step: int) -> None:
-        """Let go of what an earlier step left behind."""
+    def begin(self, step: int, global_batch_size: int) -> None:
+        """Let go of what an earlier step left behind, and note from which step on the allocation's batch is run."""
+        if global_batch_size != self._global_batch_size:
+            self._global_batch_size, self._since_step = global_batch_size, step
         self._let_go()
         self._pair.begin(step)
 

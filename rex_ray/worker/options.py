@@ -17,6 +17,7 @@ class WorkerOptions:
         seed: seeds each epoch's global order.
         control_interval_steps: most steps between two control boundaries; steps of 0.1 s and more use 1.
         norm_interval_steps: gradient norms are taken on every such step; 0 takes none.
+        norm_dense_steps: ... and on so many at the start and after each change of the global batch.
         warm_up_steps: first steps after start, resume or resize whose times are not evidence.
         settle_steps: first steps after a change of shares whose times are not evidence.
         collective_timeout_s: limit of every collective, also of DDP's own.
@@ -32,6 +33,7 @@ class WorkerOptions:
     seed: int = 0
     control_interval_steps: int = 4
     norm_interval_steps: int = 4
+    norm_dense_steps: int = 0
     warm_up_steps: int = 3
     settle_steps: int = 1
     collective_timeout_s: float = 60.0

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from rex_ray.core.errors import ConfigError, RexError
+from rex_ray.core.measuring import NormSchedule
 from rex_ray.core.types import StepFlag, StepRecord
 from rex_ray.worker.norms import GradientNorms
 from rex_ray.worker.options import WorkerOptions
@@ -49,7 +50,9 @@ class StepTracker:
         self.position = Position()
         self.in_hand: StepInHand | None = None
         self.hooks: list[StepHook] = []
-        self.norms = GradientNorms(options.norm_interval_steps)
+        self.norms = GradientNorms(
+            NormSchedule(interval_steps=options.norm_interval_steps, dense_steps=options.norm_dense_steps)
+        )
         self.scaler: torch.amp.GradScaler | None = None
         self.prepared = False
         self.reference_batch: int | None = None
@@ -69,7 +72,7 @@ class StepTracker:
             asked_s: when the loop asked for it; the step's wall time starts here.
             waited_s: how long the data took, without what was agreed with other ranks in between.
         """
-        self.norms.begin(plan.step)
+        self.norms.begin(plan.step, plan.allocation.global_batch_size)
         rows = plan.num_rows
         info = StepInfo(step=plan.step, num_rows=rows[self._rank], all_rows=rows, began_s=now_s(), data_s=waited_s)
         self.in_hand = StepInHand(

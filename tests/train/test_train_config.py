@@ -155,11 +155,13 @@ def test_nobody_measures_norms_that_nothing_decides_on(fields: dict[str, Any]) -
     assert RexConfig(global_batch_size=64, **fields).worker_options().norm_interval_steps == 0
     asked = RexConfig(global_batch_size=64, norm_interval_steps=7, **fields)
     assert asked.worker_options().norm_interval_steps == 7
+    assert asked.worker_options().norm_dense_steps == 0
 
 
 def test_growth_has_norms_measured_and_a_mode_that_decides_nothing_has_not() -> None:
     for name in ("rex", "pollux", "growth10", "cannikin"):
-        assert RexConfig(global_batch_size=64, policy=name).worker_options().norm_interval_steps == 4
+        options = RexConfig(global_batch_size=64, policy=name).worker_options()
+        assert (options.norm_interval_steps, options.norm_dense_steps) == (4, 40)
     assert RexConfig(global_batch_size=64, mode="advise").worker_options().norm_interval_steps == 4
     assert RexConfig(global_batch_size=64, mode="off").worker_options().norm_interval_steps == 0
 

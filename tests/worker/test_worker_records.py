@@ -12,7 +12,9 @@ import torch.nn.functional as F  # noqa: N812
 from scripted import MemoryReporter, Rows, ScriptedLink, gradient_of, opened, two_layers
 from torch import nn
 
+from rex_ray.core.measuring import NormSchedule
 from rex_ray.core.types import Allocation, StepFlag, StepRecord
+from rex_ray.worker.norms import GradientNorms
 from rex_ray.worker.probes import DeferredScalar, PendingRecord, RecordQueue, squared_norm
 from rex_ray.worker.session import Session
 from rex_ray.worker.step import StepInfo
@@ -173,6 +175,25 @@ def test_nothing_is_held_between_pairs() -> None:
             optimizer.zero_grad()
             held.append(pair._held is not None)
     assert held == [k % 4 == 0 for k in range(10)]
+
+
+def test_the_first_steps_of_a_batch_are_all_measured_a_change_of_shares_is_no_other_batch() -> None:
+    norms = GradientNorms(NormSchedule(interval_steps=8, dense_steps=3))
+    due = []
+    for step in range(40):
+        norms.begin(step, 64 if step < 21 else 128)
+        due.append(norms.due(step))
+    assert [step for step, is_due in enumerate(due) if is_due] == [0, 1, 2, 8, 16, 21, 22, 23, 24, 32]
+
+
+def test_a_session_measures_densely_after_the_batch_changes() -> None:
+    link = ScriptedLink(published={9: Allocation(version=1, local_batch_sizes=(18,))})
+    with opened(link, norm_interval_steps=100, norm_dense_steps=4, control_interval_steps=1) as session:
+        run_epochs(session, 1, num_rows=240)
+    changed = [record.num_rows for record in link.steps].index(18)
+    assert changed > 4
+    measured = [record.step for record in link.steps if record.weighted_sq_norm is not None]
+    assert measured == [1, 3, changed + 1, changed + 3]  # the second of each pair of steps
 
 
 def test_the_loss_scale_is_taken_out_and_a_skipped_step_is_marked() -> None:
