@@ -1,6 +1,6 @@
 """Do live runs show what the demo shows, over seeds? A sweep of real ``RexTrainer`` runs by Ray Tune.
 
-    python -m experiments.live_sweep --json FILE [--quick] [--runs DIR]
+    python -m experiments.live_sweep --json FILE [--page docs/results.md] [--quick] [--runs DIR]
 
 Real Ray workers train scikit-learn's digits on an emulated cluster of 2 T4 and 2 V100 (``rex-ray demo`` says what is
 real and what is emulated), each policy with the same seeds. The command may be killed at any time; given again, it
@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from experiments._harness import Findings, Row, Settings, main
+from experiments._harness import Findings, Row, Settings
+from experiments._page import main
 from experiments._live_trials import LivePlan, run_sweep
 
 __all__ = ["findings_of", "plan_of", "sweep_folder"]
@@ -64,7 +65,7 @@ def findings_of(plan: LivePlan, rows: Sequence[Row]) -> Findings:
     return Findings(
         figures=figures,
         tables={
-            "policies": [_policy_row(policy, runs) for policy, runs in by_policy.items()],
+            "live_sweep": [_policy_row(policy, runs) for policy, runs in by_policy.items()],
             "trials": [_columns(row, "tta_s", "time_s", "step_ms", "accuracy") for row in rows],
             "checks": [_columns(row, "changes", "shares_gap_pct", "emulation_error_pct", "rows_once") for row in rows],
         },

@@ -1,6 +1,6 @@
 """Whether the simulator tells the truth about a live run: the same decisions, at the same steps, in the same time.
 
-    python -m experiments.live_vs_sim --json FILE [--quick]
+    python -m experiments.live_vs_sim --json FILE [--page docs/results.md] [--quick]
 
 Four real workers on an emulated 2xT4 + 2xV100 cluster (see ``rex-ray demo``) train under ``bsp`` first, which measures
 one number, the fixed cost that a live step has on top of its emulated times on this machine. Then they train under
@@ -23,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments._harness import Findings, Row, Settings, main
+from experiments._harness import Findings, Row, Settings
+from experiments._page import main
 from experiments._searcher import HelperSearcher
 from rex_ray.control.events import GroupStarted
 from rex_ray.control.journal import Journal
@@ -130,11 +131,14 @@ def measure(settings: Settings) -> Findings:
         "live_median_step_ms": 1000 * float(np.median(live_s)),
         "live_shortest_step_ms": 1000 * float(live_s[clean].min()),
     }
+    shown: list[Row] = [{"figure": name, "value": round(value, 3)} for name, value in figures.items()]
     told_by = {
         "fed": difference or "the same decisions",
         "script": "; ".join(event.sentence() for event in demo.script),
     }
-    return Findings(figures=figures, tables={"changes": _rows(live, told)}, settings=told_by)
+    return Findings(
+        figures=figures, tables={"live_vs_sim": shown, "live_vs_sim_changes": _rows(live, told)}, settings=told_by
+    )
 
 
 def _demo(*, quick: bool, seed: int) -> DemoSettings:

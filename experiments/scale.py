@@ -1,4 +1,4 @@
-"""What size costs: ``python -m experiments.scale --json FILE [--quick]``.
+"""What size costs: ``python -m experiments.scale --json FILE [--page docs/results.md] [--quick]``.
 
 Three questions about a simulated run, each for bsp (a fixed batch in equal shares) and rex (everything on):
 
@@ -14,13 +14,15 @@ Seeds fix everything but the times.
 
 from __future__ import annotations
 
+import sys
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from experiments._harness import Findings, Row, Settings, main
+from experiments._harness import Findings, Row, Settings
+from experiments._page import main
 from experiments.lab.cells import Cell
 from experiments.lab.worlds import scenario_of
 from rex_ray.control.commands import Command
@@ -103,7 +105,7 @@ def measure(settings: Settings) -> Findings:
         figures[f"memory_growth_bytes_per_step_{name}"] = float(row["growth_bytes_per_step"] or 0.0)
     return Findings(
         figures=figures,
-        tables={"CPU time per step": per_step, "memory": memory, "a whole training": [whole]},
+        tables={"scale": per_step, "scale_memory": memory, "scale_training": [whole]},
         settings={
             "rows_per_worker": _ROWS_PER_WORKER,
             "norms_every": INTERVAL_STEPS,
@@ -224,4 +226,4 @@ def _whole_training(num_epochs: int, seed: int) -> tuple[Row, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    main("scale", measure)
+    main("scale", measure, sys.argv[1:])

@@ -18,7 +18,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 def test_every_size_and_policy_has_its_cost(document):
-    rows = document["tables"]["CPU time per step"]
+    rows = document["tables"]["scale"]
     assert [(row["workers"], row["policy"]) for row in rows] == [(n, p) for n in scale.WORKERS for p in scale.POLICIES]
     for row in rows:
         name = f"{row['policy']}_{row['workers']}"
@@ -35,7 +35,7 @@ def test_figures_alone_keep_little_of_a_step(document):
 
 
 def test_the_whole_training_uses_all_rows_and_reaches_the_batch_by_itself(document):
-    (row,) = document["tables"]["a whole training"]
+    (row,) = document["tables"]["scale_training"]
     figures = document["figures"]
     assert row["epochs"] == document["settings"]["imagenet16_epochs"] == 2
     assert figures["imagenet16_mean_batch"] * figures["imagenet16_num_steps"] == pytest.approx(2 * 1_281_167, rel=1e-3)
