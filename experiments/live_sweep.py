@@ -20,8 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from experiments._harness import Findings, Row, Settings
-from experiments._page import main
 from experiments._live_trials import LivePlan, run_sweep
+from experiments._page import main
 
 __all__ = ["findings_of", "plan_of", "sweep_folder"]
 

@@ -44,7 +44,7 @@ def test_a_policys_times_are_compared_by_their_medians() -> None:
     assert findings.figures["accuracy_delta_points_rex_bsp"] == pytest.approx(0.0)
     assert findings.figures["rows_once"] == 1.0
     assert findings.figures["emulation_error_pct"] == 1.0
-    assert [each["policy"] for each in findings.tables["policies"]] == ["bsp", "rex"]
+    assert [each["policy"] for each in findings.tables["live_sweep"]] == ["bsp", "rex"]
     to_document("live_sweep", "python", Settings(), findings)  # finite figures, tables of one shape
 
 

@@ -28,7 +28,7 @@ def test_every_size_and_policy_has_its_cost(document):
 
 
 def test_figures_alone_keep_little_of_a_step(document):
-    for row in document["tables"]["memory"]:
+    for row in document["tables"]["scale_memory"]:
         assert row["peak_mib"] > 0
         # Whole steps of 64 workers would add 2.5 KiB each.
         assert row["growth_bytes_per_step"] < 1024
