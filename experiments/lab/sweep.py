@@ -28,9 +28,14 @@ _ROOT = Path(__file__).parents[2]
 # What a cell's result can depend on; who prints, plans or drives live workers is not among it.
 _CODE = (
     *(f"rex_ray/{room}" for room in ("core", "scenario", "policies", "control", "search", "sim")),
+    "rex_ray/worker/sampler.py",
+    "rex_ray/worker/schedule.py",
+    "rex_ray/train/search_events.py",
     "workloads",
+    "experiments/_searcher.py",
     "experiments/lab",
 )
+_LIBRARIES = ("numpy", "scipy", "torch", "ax-platform")
 # Who asks for cells and who shows them: an hour's results outlive a chart's colour.
 _ASKING = ("charts", "command", "headline", "record", "study", "summary", "sweep", "tables", "tasks", "tune")
 
@@ -126,10 +131,11 @@ def matrix_folder(name: str, cells: Sequence[Cell], out: Path) -> Path:
 
 @cache
 def code_digest() -> str:
-    """Return a digest of the code and the tables that results depend on, as they were when first asked for."""
-    digest = hashlib.sha256()
+    """Return a digest of the code, tables and libraries that results depend on, as they were when first asked for."""
+    digest = hashlib.sha256(repr([(name, metadata.version(name)) for name in _LIBRARIES]).encode())
     for room in _CODE:
-        for file in sorted((_ROOT / room).rglob("*")):
+        path = _ROOT / room
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
             is_asking = room == "experiments/lab" and file.stem in _ASKING
             if file.suffix in {".py", ".toml"} and not is_asking:
                 digest.update(str(file.relative_to(_ROOT)).encode() + b"\0" + file.read_bytes())

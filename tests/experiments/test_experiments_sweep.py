@@ -83,6 +83,24 @@ def test_the_digest_is_of_who_plays_not_of_who_shows(tmp_path, monkeypatch):
     assert {path.stem for path in (ROOT / "experiments" / "lab").glob("*.py")} >= set(sweep._ASKING)
 
 
+def test_the_digest_is_of_all_that_plays_a_cell():
+    script = """
+import sys
+from pathlib import Path
+import experiments.lab.controlled, experiments.lab.sgd, experiments.lab.play
+files = [Path(module.__file__) for module in list(sys.modules.values()) if getattr(module, "__file__", None)]
+print(*(file.relative_to(Path.cwd()) for file in files if file.is_relative_to(Path.cwd())))
+"""
+    said = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    # Packages that only re-export, and the types of rows.
+    known = {"experiments/_harness.py"}
+    files = [file for file in said.split() if file.split("/")[0] in {"rex_ray", "workloads", "experiments"}]
+    outside = [file for file in files if not any(file == room or file.startswith(f"{room}/") for room in sweep._CODE)]
+    assert {file for file in outside if not file.endswith("__init__.py")} <= known
+    assert "rex_ray/worker/sampler.py" in files
+    assert all((ROOT / room).exists() for room in sweep._CODE)
+
+
 def test_a_fixed_control_is_swept_on_pilot_seeds_first(tmp_path, played):
     cell = Cell(method="best_fixed_balanced", workload="bert", cluster="2xT4,2xV100", global_batch_size=48)
     (result,) = run_cells("try", [cell], out=tmp_path, jobs=0)
