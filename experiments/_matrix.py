@@ -57,7 +57,7 @@ class Played:
     def comparison(self, named: Iterable[tuple[str, Cell]]) -> Comparison:
         """Return cells and results for the records, each cell under the name that the tables have for it."""
         pairs = list(named)
-        cells = [replace(cell, method=name, options={}, search="none", charges="none") for name, cell in pairs]
+        cells = [replace(cell, method=name) for name, cell in pairs]
         return Comparison(cells=cells, results=[self[cell] for _, cell in pairs])
 
 

@@ -133,6 +133,7 @@ def study(settings: Settings, run: Runner) -> Study:
         comparison=compared,
         headline=compared.worlds()[0],
         target=load_task(task).recipe.target,
+        metric="perplexity" if task == _TASK else "accuracy",
     )
 
 

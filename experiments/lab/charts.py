@@ -22,7 +22,7 @@ from experiments.lab.summary import spread, times_s
 from experiments.lab.tables import Comparison
 from rex_ray.core.types import FloatArray
 
-__all__ = ["accuracy_chart", "ledger_chart", "save", "times_chart", "worlds_chart"]
+__all__ = ["ledger_chart", "metric_chart", "save", "times_chart", "worlds_chart"]
 
 _BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 _GREY, _DARK = "#8a8a8a", "#333333"
@@ -78,32 +78,46 @@ def save(figure: Figure, file: Path) -> None:
 
 
 @_styled
-def accuracy_chart(compared: Comparison, world: Cell, target: float) -> Figure:
-    """Draw accuracy over virtual time: medians and quartiles over seeds."""
+def metric_chart(compared: Comparison, world: Cell, target: float, *, metric: str = "accuracy") -> Figure:
+    """Draw the metric over virtual time, better ones higher up: medians and quartiles over seeds.
+
+    Args:
+        compared: every cell.
+        world: which cells are drawn.
+        target: the metric that counts as trained.
+        metric: ``"accuracy"``, a fraction drawn in per cent, or ``"perplexity"``.
+    """
     figure, axes = _new(8.4, 5.2)
+    is_accuracy = metric == "accuracy"
+    scale, unit = (100, " %") if is_accuracy else (1, "")
+    level = scale * target
+    # Downwards from the target: so far is drawn, and names stand in 22 parts of it.
+    depth = -22 if is_accuracy else 2 * level
+    part, best = depth / 22, level
     methods = [method for method in _LINES if method in compared.methods(world)]
     longest_s = max(times_s(list(compared.by_seed(world, "bsp").values())).tolist())
     ends = []
     for method in methods:
         results = list(compared.by_seed(world, method).values())
         grid_s = np.linspace(0, median(result.total_s for result in results), 400)
-        curves = 100 * np.array([_held(result, grid_s) for result in results])
+        curves = scale * np.array([_held(result, grid_s) for result in results])
         colour, dash = _LINES[method]
         axes.plot(grid_s, np.median(curves, axis=0), color=colour, linestyle=dash, linewidth=2.4)
         low, high = np.quantile(curves, [0.25, 0.75], axis=0)
+        best = min(best, float(np.nanmin(low)))
         axes.fill_between(grid_s, low, high, color=colour, alpha=0.15, linewidth=0)
         reached_s = spread(results).median_s
         if np.isfinite(reached_s):
-            axes.plot([reached_s], [100 * target], marker="o", color=colour, markersize=8, zorder=5)
+            axes.plot([reached_s], [level], marker="o", color=colour, markersize=8, zorder=5)
             ends.append((reached_s, method, colour))
     right_s = 1.08 * min(longest_s, max(result.total_s for result in compared.results)) if ends else None
     axes.set_xlim(0, right_s)
-    axes.axhline(100 * target, color=_DARK, linewidth=0.8, linestyle=(0, (2, 3)))
-    axes.set_ylim(100 * target - 22, None)
+    axes.axhline(level, color=_DARK, linewidth=0.8, linestyle=(0, (2, 3)))
+    axes.set_ylim(level + depth, None if is_accuracy else best - part)
     # Names below the target's line, one step down for each, so that near neighbours stay apart.
     for rank, (reached_s, method, colour) in enumerate(sorted(ends)):
-        height = 100 * target - 3.4 - 2.6 * rank
-        axes.plot([reached_s, reached_s], [100 * target, height], color=colour, linewidth=0.8)
+        height = level + part * (3.4 + 2.6 * rank)
+        axes.plot([reached_s, reached_s], [level, height], color=colour, linewidth=0.8)
         at_right = right_s is not None and reached_s > 0.7 * right_s
         axes.annotate(
             f"{_NAMES.get(method, method)} {reached_s:.0f} s",
@@ -118,18 +132,19 @@ def accuracy_chart(compared: Comparison, world: Cell, target: float) -> Figure:
             zorder=6,
         )
     axes.set_xlabel("virtual seconds")
-    axes.set_ylabel("test accuracy, %")
-    axes.set_title(f"Accuracy over time, {world.learner} on {world.cluster}, to {100 * target:g} %")
+    axes.set_ylabel(f"test {metric}{',' if unit else ''}{unit}")
+    axes.set_title(f"{metric.capitalize()} over time, {world.learner} on {world.cluster}, to {level:g}{unit}")
     return figure
 
 
 @_styled
 def times_chart(compared: Comparison, world: Cell) -> Figure:
-    """Draw the time to the target of every method against the oracle's: medians, with the lowest and the highest."""
-    methods = [method for method in compared.methods(world) if method != "oracle"]
+    """Draw every method's time to the target against the reference's: medians, with the lowest and the highest."""
+    reference = _reference(compared, world)
+    methods = [method for method in compared.methods(world) if method != reference]
     figure, axes = _new(8.4, 0.9 + 0.42 * len(methods))
     _bars(axes, compared, world, methods)
-    axes.set_xlabel("time to the target, oracle = 1")
+    axes.set_xlabel(f"time to the target, {reference} = 1")
     axes.set_title(_title(world))
     return figure
 
@@ -137,14 +152,18 @@ def times_chart(compared: Comparison, world: Cell) -> Figure:
 @_styled
 def worlds_chart(compared: Comparison, worlds: Sequence[Cell]) -> Figure:
     """Draw the same for several worlds below one another."""
-    methods = [[method for method in compared.methods(world) if method != "oracle"] for world in worlds]
+    references = [_reference(compared, world) for world in worlds]
+    methods = [
+        [method for method in compared.methods(world) if method != reference]
+        for world, reference in zip(worlds, references, strict=True)
+    ]
     heights = [len(names) + 2 for names in methods]
     figure = Figure(figsize=(8.4, 0.4 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(worlds), 1, height_ratios=heights, squeeze=False)[:, 0]
     for axes, world, names in zip(panels, worlds, methods, strict=True):
         _bars(axes, compared, world, names)
         axes.set_title(_title(world))
-    panels[-1].set_xlabel("time to the target, oracle = 1")
+    panels[-1].set_xlabel(f"time to the target, {references[-1]} = 1")
     return figure
 
 
@@ -190,8 +209,14 @@ def ledger_chart(compared: Comparison, world: Cell) -> Figure | None:
     return figure
 
 
+def _reference(compared: Comparison, world: Cell) -> str:
+    """Return whose time is 1: the oracle's, or where none was asked, that of the first method."""
+    methods = compared.methods(world)
+    return "oracle" if "oracle" in methods else methods[0]
+
+
 def _bars(axes: Axes, compared: Comparison, world: Cell, methods: Sequence[str]) -> None:
-    oracle_s = spread(list(compared.by_seed(world, "oracle").values())).median_s
+    reference_s = spread(list(compared.by_seed(world, _reference(compared, world)).values())).median_s
     longest = 0.0
     for height, method in enumerate(reversed(methods)):
         found = spread(list(compared.by_seed(world, method).values()))
@@ -199,7 +224,7 @@ def _bars(axes: Axes, compared: Comparison, world: Cell, methods: Sequence[str])
         if not np.isfinite(found.median_s):
             axes.annotate("target missed", (1.0, height), xytext=(6, 0), textcoords="offset points", va="center")
             continue
-        value, low, high = found.median_s / oracle_s, found.lowest_s / oracle_s, found.highest_s / oracle_s
+        value, low, high = (seconds / reference_s for seconds in (found.median_s, found.lowest_s, found.highest_s))
         high = value if np.isinf(high) else high
         axes.barh(height, value, color=colour, height=0.66)
         axes.plot([low, high], [height, height], color=_DARK, linewidth=1.6)

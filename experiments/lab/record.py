@@ -23,10 +23,10 @@ from experiments.lab.study import Study
 __all__ = ["record"]
 
 _CHARTS = {
-    "accuracy.png": "Accuracy over virtual time on the headline, medians and quartiles over seeds; a dot is the median "
-    "time to the target.",
-    "times.png": "Time to the target against the oracle's, on the headline: medians, and lines from the lowest to the "
-    "highest seed.",
+    "metric.png": "The test metric over virtual time on the headline, medians and quartiles over seeds; a dot is the "
+    "median time to the target.",
+    "times.png": "Time to the target against the oracle's or the default's, on the headline: medians, and lines from "
+    "the lowest to the highest seed.",
     "worlds.png": "The same in the other worlds.",
     "ledger.png": "Where the time goes that the oracle does not need; the parts add up to the whole.",
 }
@@ -74,7 +74,7 @@ def _draw(folder: Path, study: Study) -> list[str]:
     compared, world = study.comparison, study.headline
     made = {"times.png": charts.times_chart(compared, world)}
     if study.target is not None:
-        made["accuracy.png"] = charts.accuracy_chart(compared, world, study.target)
+        made["metric.png"] = charts.metric_chart(compared, world, study.target, metric=study.metric)
     others = [other for other in compared.worlds() if other != world][:_MOST_PANELS]
     if others:
         made["worlds.png"] = charts.worlds_chart(compared, others)

@@ -20,9 +20,11 @@ class Study:
         comparison: every cell.
         headline: the world that the charts show first.
         target: the metric that counts as trained there; None: nothing is trained there.
+        metric: which: ``"accuracy"`` or ``"perplexity"``.
     """
 
     findings: Findings
     comparison: Comparison
     headline: Cell
     target: float | None = None
+    metric: str = "accuracy"

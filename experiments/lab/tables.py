@@ -40,9 +40,10 @@ class Comparison:
         return list({world.key: world for world in map(_world, self.cells)}.values())
 
     def methods(self, world: Cell) -> list[str]:
-        """Return who was played in a world, methods before controls."""
-        played = {cell.method for cell in self.cells if _world(cell) == world}
-        return [method for method in (*METHODS, *CONTROLS) if method in played]
+        """Return who was played in a world: methods, then an experiment's own variants as they come, then controls."""
+        played = dict.fromkeys(cell.method for cell in self.cells if _world(cell) == world)
+        variants = [method for method in played if method not in METHODS and method not in CONTROLS]
+        return [method for method in (*METHODS, *variants, *CONTROLS) if method in played]
 
     def by_seed(self, world: Cell, method: str) -> dict[int, Result]:
         """Return a method's results in a world by seed."""
@@ -121,8 +122,8 @@ def _charged_pct(result: Result) -> float:
 
 
 def _world(cell: Cell) -> Cell:
-    """Return what a method meets: who answers its searches, and which batch a sweep found, are its own."""
-    return replace(cell, method="", seed=0, search="none", options={})
+    """Return what a method meets: its options and its batch, what it is charged and who answers it, are its own."""
+    return replace(cell, method="", seed=0, search="none", charges="none", options={})
 
 
 def _place(world: Cell, method: str) -> dict[str, Scalar]:

@@ -10,7 +10,9 @@ import pytest
 
 from experiments import static, transient
 from experiments._harness import Findings, Settings
+from experiments._matrix import Played
 from experiments.lab.cells import TRACE, Cell
+from experiments.lab.charts import metric_chart, times_chart
 from experiments.lab.fixed import BATCH_OPTION, FIXED, PILOT_SEEDS
 from experiments.lab.headline import HEADLINE, figures_of
 from experiments.lab.play import play
@@ -63,7 +65,7 @@ def test_a_record_is_whole_and_the_same_bytes_twice(study, tmp_path):
         record(tmp_path / folder, "static", "python -m experiments.static --json x", Settings(), study)
     files = {file.name for file in (tmp_path / "one").iterdir()}
     assert files == {
-        *("accuracy.png", "times.png", "worlds.png", "ledger.png"),
+        *("metric.png", "times.png", "worlds.png", "ledger.png"),
         *("cells.csv", "curves.csv", "findings.json", "README.md", "index.html"),
     }
     for name in files:
@@ -78,6 +80,36 @@ def test_a_record_is_whole_and_the_same_bytes_twice(study, tmp_path):
     assert page.count("data:image/png;base64,") == 4
     assert re.search(r"(src|href)=\"(?!data:)", page) is None
     assert "python -m experiments.static --json x" in (tmp_path / "one" / "README.md").read_text()
+
+
+def test_variants_of_an_experiment_are_drawn_too_and_without_an_oracle_the_first_is_the_reference(compared, tmp_path):
+    pairs = [
+        (cell, result)
+        for cell, result in zip(compared.cells, compared.results, strict=True)
+        if cell.learner == TRACE and cell.method in {"bsp", "rex"}
+    ]
+    played = Played({cell.key: result for cell, result in pairs})
+    own = played.comparison(("rex" if cell.method == "rex" else "min_gain=0.1", cell) for cell, _ in pairs)
+    world = own.worlds()[0]
+    assert own.methods(world) == ["rex", "min_gain=0.1"]
+    axes = times_chart(own, world).axes[0]
+    assert axes.get_xlabel() == "time to the target, rex = 1"
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["min_gain=0.1"]
+    study = Study(findings=Findings(figures={"x": 1.0}), comparison=own, headline=world)
+    record(tmp_path, "sensitivity", "python", Settings(), study)
+    rows = list(csv.DictReader((tmp_path / "cells.csv").open()))
+    assert {row["charges"] for row in rows} == {"measured"}, "what was played is what is written"
+
+
+def test_perplexity_is_drawn_as_it_is_with_the_better_higher_up(compared):
+    world = compared.worlds()[0]
+    results = [replace(r, metrics=(90.0, 60.0, 39.0, 38.0), final_metric=38.0) for r in compared.results]
+    drawn = metric_chart(Comparison(cells=compared.cells, results=results), world, 40.0, metric="perplexity").axes[0]
+    assert drawn.get_ylabel() == "test perplexity"
+    assert drawn.get_title(loc="left").endswith("to 40")
+    low, high = drawn.get_ylim()
+    assert low > 40
+    assert high < 38
 
 
 def test_the_tables_have_a_row_per_world_and_method_and_the_oracles_beside(compared):
