@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from rex_ray.scenario.profiles import DeviceProfile
 from rex_ray.sim import Learner, Limits, Scenario, StepTimes
 from rex_ray.sim.limits import network_model
 from rex_ray.sim.oracle import largest_batch
+
+if TYPE_CHECKING:
+    from workloads.learning.recipe import Task
 
 __all__ = ["BATCH_OPTION", "FIXED", "PILOT_SEEDS", "chosen", "fixed_shares", "is_open", "pilot_cells", "run_fixed"]
 
@@ -65,15 +69,16 @@ def chosen(cell: Cell, found: Mapping[str, Result]) -> tuple[Cell, float]:
     by_batch: dict[int, list[Result]] = {}
     for pilot in pilot_cells(cell):
         by_batch.setdefault(int(pilot.options[BATCH_OPTION] or 0), []).append(found[pilot.key])
-    best = min(by_batch, key=lambda batch: _worth(by_batch[batch]))
+    better = 1.0 if _higher_is_better(cell) else -1.0
+    best = min(by_batch, key=lambda batch: _worth(by_batch[batch], better))
     swept_s = sum(median(result.total_s for result in results) for results in by_batch.values())
     return replace(cell, options={**cell.options, BATCH_OPTION: best}), swept_s
 
 
-def _worth(results: Sequence[Result]) -> tuple[float, float]:
+def _worth(results: Sequence[Result], better: float) -> tuple[float, float]:
     """The median time to the target; among batches that mostly miss it, the error that is left."""
     times_s = [math.inf if result.tta_s is None else result.tta_s for result in results]
-    return median(times_s), -median(result.final_metric or 0.0 for result in results)
+    return median(times_s), -better * median(result.final_metric or 0.0 for result in results)
 
 
 def _candidates(cell: Cell) -> list[int]:
@@ -93,12 +98,18 @@ def _candidates(cell: Cell) -> list[int]:
 
 
 def _dataset_size(cell: Cell) -> int:
-    if cell.learner == TRACE:
-        return load_learning(cell.workload).dataset_size
+    return load_learning(cell.workload).dataset_size if cell.learner == TRACE else _task(cell).dataset_size
+
+
+def _higher_is_better(cell: Cell) -> bool:
+    return cell.learner == TRACE or _task(cell).recipe.higher_is_better
+
+
+def _task(cell: Cell) -> Task:
     # Torch is slow to import, and traces need none.
     from workloads.learning.tasks import load_task  # noqa: PLC0415
 
-    return load_task(cell.learner).dataset_size
+    return load_task(cell.learner)
 
 
 def _profiles(cell: Cell) -> list[DeviceProfile]:

@@ -83,6 +83,21 @@ def test_a_batch_that_misses_the_target_is_chosen_last():
     assert chosen(cell, found)[0].options[BATCH_OPTION] == 64
 
 
+@pytest.mark.parametrize(("higher_is_better", "best"), [(True, 128), (False, 32)])
+def test_where_all_batches_miss_the_nearest_to_the_target_is_chosen(monkeypatch, higher_is_better, best):
+    cell = replace(CELL, method="best_fixed_equal", learner="digits", global_batch_size=32)
+    monkeypatch.setattr("experiments.lab.fixed._higher_is_better", lambda _: higher_is_better)
+    pilots = pilot_cells(cell)
+    assert max(pilot.options[BATCH_OPTION] for pilot in pilots) >= 64
+    blank = play(replace(CELL, method="oracle"))
+    found = {
+        pilot.key: replace(blank, tta_s=None, final_metric={32: 40.0, 128: 50.0}.get(pilot.options[BATCH_OPTION], 45.0))
+        for pilot in pilots
+    }
+    largest = max(pilot.options[BATCH_OPTION] for pilot in pilots)
+    assert chosen(cell, found)[0].options[BATCH_OPTION] == min(best, largest)
+
+
 @pytest.mark.parametrize("method", ["bsp", "rex", "oracle_delayed", "best_fixed_balanced"])
 def test_real_training_takes_the_time_of_its_steps_whoever_decides(method, tmp_path, monkeypatch):
     monkeypatch.setattr(sgd, "PATHS", tmp_path)
