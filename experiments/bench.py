@@ -40,7 +40,11 @@ EXPERIMENTS = (
     "convergence",
     "live_sweep",
 )
-_SWEEPS = ("static", "transient", "imagenet", "wikitext", "ablation", "sensitivity")
+# Where the results of cells, and of live trials, are kept.
+_KEPT_AT = {
+    **dict.fromkeys(("static", "transient", "imagenet", "wikitext", "ablation", "sensitivity"), ("--out", "lab")),
+    "live_sweep": ("--runs", "live"),
+}
 _MOST_S = 300.0
 _NUM_FIGURES = 4
 """Figures of one experiment in the table; all of them are in its JSON."""
@@ -50,8 +54,9 @@ def run_one(name: str, out: Path) -> Row:
     """Run the quick form of an experiment and return its line."""
     target, log = out / f"{name}.json", out / f"{name}.log"
     command = [sys.executable, "-m", f"experiments.{name}", "--quick", "--json", str(target)]
-    if name in _SWEEPS:
-        command += ["--out", str(out / "lab")]
+    if name in _KEPT_AT:
+        option, folder = _KEPT_AT[name]
+        command += [option, str(out / folder)]
     begun_s = time.perf_counter()
     with log.open("w", encoding="utf-8") as said:
         try:

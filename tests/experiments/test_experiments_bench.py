@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,17 @@ def test_a_process_that_ends_badly_leaves_a_log(tmp_path):
     assert row["state"].startswith("exit 1")
     assert "no_such_experiment" in (tmp_path / "no_such_experiment.log").read_text()
     assert row["figures"] == ""
+
+
+@pytest.mark.parametrize("name", ["static", "live_sweep"])
+def test_what_is_played_is_kept_with_the_bench_and_not_read_from_an_earlier_one(tmp_path, monkeypatch, name):
+    asked = []
+    monkeypatch.setattr(
+        bench.subprocess, "run", lambda command, **_: asked.append(command) or SimpleNamespace(returncode=1)
+    )
+    bench.run_one(name, tmp_path)
+    (command,) = asked
+    assert any(str(argument).startswith(f"{tmp_path}/l") for argument in command[command.index("--json") + 2 :])
 
 
 def test_every_experiment_of_the_bench_that_is_there_can_be_asked_for():
