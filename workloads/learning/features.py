@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ class FeatureTask:
 
 
 def patch_features(train: Images, test: Images, num_patches: int, cache: Path) -> tuple[Features, Features]:
-    """Return the features of both sets, eight per patch; kept on disk, since they take half a minute.
+    """Return the features of both sets, eight per patch; kept on disk, since they take a minute or two.
 
     Args:
         train: images that the patches are drawn from.
@@ -122,11 +123,12 @@ def patch_features(train: Images, test: Images, num_patches: int, cache: Path) -
         digest.update(images.pixels.tobytes())
     path = cache / f"features-{digest.hexdigest()[:16]}.npz"
     if not path.is_file():
-        weight, bias = _filters(train, num_patches)
-        arrays: dict[str, Any] = {
-            "train": _compared(train, weight, bias),
-            "test": _compared(test, weight, bias),
-        }
+        with _one_thread():
+            weight, bias = _filters(train, num_patches)
+            arrays: dict[str, Any] = {
+                "train": _compared(train, weight, bias),
+                "test": _compared(test, weight, bias),
+            }
         cache.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
         with part.open("wb") as stream:
@@ -137,6 +139,17 @@ def patch_features(train: Images, test: Images, num_patches: int, cache: Path) -
             Features(values=stored["train"], labels=train.labels),
             Features(values=stored["test"], labels=test.labels),
         )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums are taken in another order by more threads, and rounded otherwise: the same images, the same bytes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _filters(train: Images, num_patches: int) -> tuple[Tensor, Tensor]:
