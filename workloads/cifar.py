@@ -21,7 +21,7 @@ from torch.nn import functional
 from rex_ray import get_session
 from rex_ray.core.errors import ConfigError
 from workloads.cifar_files import CIFAR, CifarName, read_cifar
-from workloads.images import ByteImages, count_correct, seed_chance, warn_of_batch_norm
+from workloads.images import ByteImages, count_correct, no_answer_is_named, seed_chance, warn_of_batch_norm
 from workloads.learning.files import CACHE as DECODED
 from workloads.learning.files import load_cifar10
 from workloads.resnet import Norm, SmallColourCNN, resnet18_32px
@@ -62,7 +62,9 @@ def download(name: CifarName) -> Path:
     except ImportError as error:
         raise ConfigError("downloading needs torchvision: pip install 'rex-ray[vision]', or give data_dir") from error
     # It checks what is there by digest, so a download that was cut off is made anew.
-    {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name](str(CACHE), download=True)
+    source = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
+    with no_answer_is_named(name):
+        source(str(CACHE), download=True)
     return CACHE
 
 

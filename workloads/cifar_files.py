@@ -108,7 +108,11 @@ def _read_batch(path: Path, source: CifarSource) -> tuple[npt.NDArray[np.uint8],
     if not isinstance(batch, dict) or not {"data", source.label_key} <= batch.keys():
         keys = sorted(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
         raise ConfigError(f"{path} must hold 'data' and {source.label_key!r}, it holds {keys}{_REMEDY}")
-    images, labels = batch["data"], np.asarray(batch[source.label_key], dtype=np.int64)
+    images = batch["data"]
+    try:
+        labels = np.asarray(batch[source.label_key], dtype=np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{path}: {source.label_key!r} are no class numbers ({error}){_REMEDY}") from error
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (int(np.prod(_SHAPE)),):
         raise ConfigError(f"{path}: 'data' must be bytes of shape [rows, 3072], not {_kind(images)}{_REMEDY}")
     if labels.shape != images.shape[:1]:

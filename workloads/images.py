@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPException
 from typing import Any
 
 import torch
@@ -11,7 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-__all__ = ["ByteImages", "count_correct", "seed_chance", "shifted_and_mirrored", "warn_of_batch_norm"]
+from rex_ray.core.errors import ConfigError
+
+__all__ = [
+    "ByteImages",
+    "count_correct",
+    "no_answer_is_named",
+    "seed_chance",
+    "shifted_and_mirrored",
+    "warn_of_batch_norm",
+]
 
 _SHIFT_PIXELS = 4
 _RANKS_APART = 100_003
@@ -89,3 +100,19 @@ def warn_of_batch_norm(norm: str, policy: str) -> None:
             "--norm group depends on no other row",
             stacklevel=2,
         )
+
+
+@contextmanager
+def no_answer_is_named(what: str) -> Iterator[None]:
+    """Have a download by torchvision that fails say what to do: it raises what sockets and digests make of it.
+
+    Args:
+        what: is downloaded.
+
+    Raises:
+        ConfigError: there was no answer, or not the published files.
+    """
+    try:
+        yield
+    except (OSError, HTTPException, RuntimeError) as error:
+        raise ConfigError(f"{what} could not be downloaded ({error}); fetch it elsewhere and give data_dir") from error

@@ -1,4 +1,7 @@
-"""Two small language models: an LSTM and a transformer. Both see each row alone, without memory of the row before."""
+"""Two small language models, an LSTM and a transformer, and what they are judged by.
+
+Both see each row alone, without memory of the row before.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LSTMModel", "TransformerModel"]
+__all__ = ["LSTMModel", "TransformerModel", "perplexity"]
 
 _INIT_RANGE = 0.1
 
@@ -86,3 +89,14 @@ def _positions(length: int, width: int, device: torch.device) -> Tensor:
     place = torch.arange(length, device=device).unsqueeze(1)
     rates = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10_000.0) / width))
     return torch.stack((torch.sin(place * rates), torch.cos(place * rates)), dim=2).flatten(1)
+
+
+def perplexity(nats_per_word: float) -> float:
+    """Return the perplexity of a mean cross-entropy, infinite where training came apart.
+
+    Of the mean over all words: a mean of ranks' perplexities would depend on how the rows were shared.
+    """
+    try:
+        return math.exp(nats_per_word)
+    except OverflowError:
+        return math.inf

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from rex_ray import get_session
 from rex_ray.core.errors import ConfigError
 from workloads.images import seed_chance
-from workloads.language_models import LSTMModel, TransformerModel
+from workloads.language_models import LSTMModel, TransformerModel, perplexity
 from workloads.wikitext_files import Vocabulary, download, find_text, read_words
 
 __all__ = ["MODELS", "NO_WORD", "TextRows", "load_parts", "main", "perplexity", "sum_of_losses", "train_loop"]
@@ -125,14 +125,6 @@ def sum_of_losses(model: nn.Module, loader: Iterable[Any]) -> tuple[float, int]:
         count += int((targets != NO_WORD).sum())
     model.train()
     return nats, count
-
-
-def perplexity(nats_per_word: float) -> float:
-    """Return the perplexity of a mean cross-entropy, infinite where training came apart.
-
-    Of the mean over all ranks' words: a mean of ranks' perplexities would depend on how the rows were shared.
-    """
-    return float(torch.tensor(nats_per_word, dtype=torch.float64).exp())
 
 
 def train_loop(config: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@ The data set is plain text whose words and marks stand apart, rare words replace
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
-import urllib.error
 import urllib.request
 import zipfile
 from collections import Counter
@@ -112,7 +112,7 @@ def download(folder: Path = CACHE) -> Path:
     try:
         with urllib.request.urlopen(URL, timeout=_LIMIT_S) as answer:  # a constant https address
             archive = answer.read()
-    except (urllib.error.URLError, TimeoutError) as error:
+    except (OSError, http.client.HTTPException) as error:  # also an answer that is cut off
         raise ConfigError(f"{URL} gave no answer ({error}); fetch WikiText-2 elsewhere and give data_dir") from error
     unpack(archive, folder, SHA256)
     return folder

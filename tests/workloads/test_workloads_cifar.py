@@ -131,6 +131,10 @@ IMAGES = np.zeros((2, 3072), dtype=np.uint8)
         (pickle.dumps({"data": "pixels", "fine_labels": []}), "must be bytes of shape .* not str"),
         (python2_pickle(IMAGES, "fine_labels", [1]), "2 images and 1 labels do not match"),
         (python2_pickle(IMAGES, "fine_labels", [1, 100]), "labels 1 to 100 exceed 0 to 99"),
+        (
+            pickle.dumps({"data": IMAGES, "fine_labels": ["cat", "dog"]}, protocol=2),
+            "'fine_labels' are no class numbers .*download it",
+        ),
     ],
 )
 def test_a_damaged_file_is_named_with_the_reason(tmp_path: Path, content: bytes, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from http.client import IncompleteRead
 
 import pytest
 import torch
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader
 
-from workloads.images import ByteImages, count_correct, seed_chance, shifted_and_mirrored, warn_of_batch_norm
+from rex_ray.core.errors import ConfigError
+from workloads.images import (
+    ByteImages,
+    count_correct,
+    no_answer_is_named,
+    seed_chance,
+    shifted_and_mirrored,
+    warn_of_batch_norm,
+)
 
 FLAT = {"mean": (0.5, 0.25), "std": (0.5, 0.125)}
 
@@ -79,3 +88,12 @@ def test_batch_norm_under_changing_shares_is_warned_of() -> None:
         warnings.simplefilter("error")
         warn_of_batch_norm("batch", "bsp")
         warn_of_batch_norm("group", "rex")
+
+
+@pytest.mark.parametrize("error", [OSError("no route"), IncompleteRead(b"half"), RuntimeError("corrupted")])
+def test_a_download_that_fails_says_what_to_do(error: Exception) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"CIFAR could not be downloaded .* give data_dir"),
+        no_answer_is_named("CIFAR"),
+    ):
+        raise error

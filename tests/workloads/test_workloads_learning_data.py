@@ -161,6 +161,21 @@ def test_features_are_of_an_image_alone_and_kept(tmp_path: Path) -> None:
     assert (made(slice(None)) == 1).all()
 
 
+def test_features_are_the_same_bytes_on_any_number_of_threads(tmp_path: Path) -> None:
+    train, test = images(2000, side=16), images(30, side=16)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made = patch_features(train, test, num_patches=16, cache=tmp_path / str(threads))
+            found.append([part.values.tobytes() for part in made])
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]
+
+
 def test_a_network_on_features_learns(tmp_path: Path) -> None:
     pixels = images(200, side=16)
     bright = Images(pixels=(pixels.pixels // 2 + pixels.labels[:, None, None, None] * 12), labels=pixels.labels)
@@ -204,6 +219,9 @@ def test_text_is_cut_into_rows_of_one_length(tmp_path: Path) -> None:
     for _ in range(30):
         training.step(16, 1.0)
     assert training.evaluate() < before < math.inf
+    with torch.no_grad():
+        training.model.decoder.bias[0] = 1e6
+    assert training.evaluate() == math.inf, "training that came apart is no crash"
 
 
 def test_real_cifar_images_are_all_there() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from workloads.language_models import perplexity
 from workloads.learning.models import scores
 from workloads.learning.recipe import Recipe
 
@@ -83,7 +83,7 @@ class TextTask:
         for start in range(0, len(words), _EVAL_ROWS):
             part = slice(start, start + _EVAL_ROWS)
             total += float(self.loss(model, words[part], following[part])) * len(words[part])
-        return math.exp(total / len(words))
+        return perplexity(total / len(words))
 
 
 def _rows(words: npt.NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
