@@ -43,13 +43,18 @@ def share_bounds(problem: Problem, global_batch_size: int) -> tuple[IntArray, In
     return lower, upper
 
 
-def equal_shares(problem: Problem, global_batch_size: int) -> tuple[int, ...]:
+def equal_shares(problem: Problem, global_batch_size: int, fits: IntArray | None = None) -> tuple[int, ...]:
     """Return equal shares within the ranks' bounds, differing by one row where the division leaves a rest.
+
+    Args:
+        problem: the group and its limits.
+        global_batch_size: rows of a step.
+        fits: most rows per rank that memory has shown to hold, shape ``[n]``, see ``known_bounds``.
 
     Raises:
         InfeasibleError: the group cannot hold so many rows.
     """
-    lower, upper = share_bounds(problem, global_batch_size)
+    lower, upper = known_bounds(problem, global_batch_size, fits)
     if upper.sum() < global_batch_size:
         raise InfeasibleError(
             f"a global batch of {global_batch_size} rows does not fit {problem.num_workers} workers that hold "

@@ -220,6 +220,24 @@ def test_pollux_decides_at_the_period_that_it_is_told():
     assert shares_run(quick)[1] == shares_run(slow)[1], "the first decision waits for the noise scale alone"
 
 
+def test_each_decision_of_pollux_rests_on_the_times_of_its_own_pass():
+    """Where passes are short, a forecast that stands for some looks would be that of several decisions."""
+    problem = replace(group(["T4", "T4", "V100", "V100"], 256), dataset_size=10**6)
+    history = live(
+        make_policy("pollux"),
+        problem,
+        lambda step, sizes: [own_us * 1.1 ** (step // 24) for own_us in many_rows_pay(step, sizes)],
+        num_steps=240,
+        steps_per_epoch=24,
+        keep_states=True,
+        measure=noisy_norms(lambda step: 50.0),
+    )
+    growths = [judged.state.growth for judged in history]
+    foreseen_s = {growth.epoch: growth.forecast[256] for growth in growths if 256 in growth.forecast}
+    assert list(foreseen_s) == list(range(1, 10))
+    assert len(set(foreseen_s.values())) == len(foreseen_s)
+
+
 def test_a_batch_that_does_not_fit_the_smallest_worker_is_no_candidate_of_pollux():
     problem = group(["T4", "V100"], 128, steps_per_epoch=400)
     small = replace(problem.workers[0], max_local_batch_size=100)
@@ -335,6 +353,24 @@ def test_no_worker_is_given_more_rows_than_its_memory_has_shown_to_hold(name):
     own_us = affine([0, 0], [1000, 50])
     history = live(make_policy(name), problem, own_us, num_steps=800, steps_per_epoch=20, measure=peaks)
     assert max(final_shares(history)) == 85
+
+
+@pytest.mark.parametrize("name", ["lb_bsp", "omnilearn", "pollux", "cannikin"])
+def test_a_smaller_group_begins_within_the_memories_that_the_larger_one_has_shown(name):
+    """Equal shares of 90 rows would not fit the first worker, of which 85 are known to: a restart would fail again."""
+    memories = {"T4": 100, "V100": 1000}
+
+    def on(devices: Sequence[str]) -> Problem:
+        problem = group(devices, 180)
+        sized = tuple(replace(worker, memory_bytes=memories[worker.device]) for worker in problem.workers)
+        return replace(problem, workers=sized)
+
+    policy: Policy[Any] = make_policy(name)
+    own_us = affine([0] * 3, [1000, 300, 300])
+    history = live(policy, on(["T4", "V100", "V100"]), own_us, num_steps=200, measure=peaks)
+    current = Allocation(version=9, local_batch_sizes=final_shares(history))
+    proposal, _ = policy.init(on(["T4", "V100"]), history[-1].state, current)
+    assert proposal.local_batch_sizes == (85, 95)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

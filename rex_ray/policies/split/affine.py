@@ -64,9 +64,10 @@ class AffineSplit:
         self, problem: Problem, prior: AffineState | None, current: Allocation | None, global_batch_size: int
     ) -> tuple[tuple[int, ...], AffineState]:
         """Begin with the shares that training resumes from, else equal ones. A line is a rank's: none carries over."""
-        shares = resumed_shares(problem, current, global_batch_size) or equal_shares(problem, global_batch_size)
         devices = tuple(worker.device for worker in problem.workers)
         memory = MemoryBook.empty(devices, prior.memory if prior else None)
+        shares = resumed_shares(problem, current, global_batch_size)
+        shares = shares or equal_shares(problem, global_batch_size, memory.max_rows(problem.workers))
         return shares, AffineState(problem=problem, memory=memory, log=RunLog())
 
     def observe(self, state: AffineState, step: StepObserved, use: BoolArray | None = None) -> AffineState:
@@ -88,7 +89,7 @@ class AffineSplit:
         model = _model(state)
         plan = model.exact_plan(global_batch_size)
         if plan is None:
-            return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size))
+            return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size, model.max_rows()))
         return Shares(local_batch_sizes=plan.local_batch_sizes, step_time_s=plan.step_time_s)
 
     def rescale(self, state: AffineState, factors: Mapping[int, float]) -> AffineState:

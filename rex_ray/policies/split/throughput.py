@@ -62,13 +62,16 @@ class ThroughputSplit:
     def init(
         self, problem: Problem, prior: ThroughputState | None, current: Allocation | None, global_batch_size: int
     ) -> tuple[tuple[int, ...], ThroughputState]:
-        """Begin with equal shares; mean times of earlier groups are kept by their number of workers."""
+        """Begin with equal shares, as far as memories are known to hold them.
+
+        Mean times of earlier groups are kept by their number of workers.
+        """
         del current
         devices = tuple(worker.device for worker in problem.workers)
         past = () if prior is None else (*prior.past, *_samples(prior.problem, prior.log))[-_MAX_PAST:]
         memory = MemoryBook.empty(devices, prior.memory if prior else None)
         state = ThroughputState(problem=problem, memory=memory, log=RunLog(), past=past)
-        return equal_shares(problem, global_batch_size), state
+        return equal_shares(problem, global_batch_size, memory.max_rows(problem.workers)), state
 
     def observe(self, state: ThroughputState, step: StepObserved, use: BoolArray | None = None) -> ThroughputState:
         """Take in a clean step."""

@@ -125,12 +125,14 @@ class WindowedSplit(Generic[MemoryT]):
         global_batch_size: int,
     ) -> tuple[tuple[int, ...], WindowedState[MemoryT]]:
         """Begin with the shares that training resumes from, else equal ones; of earlier groups peaks of memory stay."""
-        shares = resumed_shares(problem, current, global_batch_size) or equal_shares(problem, global_batch_size)
         devices = tuple(worker.device for worker in problem.workers)
+        memory = MemoryBook.empty(devices, prior.memory if prior else None)
+        shares = resumed_shares(problem, current, global_batch_size)
+        shares = shares or equal_shares(problem, global_batch_size, memory.max_rows(problem.workers))
         state = WindowedState(
             problem=problem,
             rule=self.rule.begin(problem, global_batch_size),
-            memory=MemoryBook.empty(devices, prior.memory if prior else None),
+            memory=memory,
             sizes=None,
             num_clean=0,
             own_us=read_only(np.zeros(problem.num_workers), np.float64),
@@ -166,9 +168,10 @@ class WindowedSplit(Generic[MemoryT]):
 
     def plan(self, state: WindowedState[MemoryT], global_batch_size: int) -> Shares:
         """Return shares of another batch in the same proportions."""
+        fits = state.memory.max_rows(state.problem.workers)
         if state.sizes is None:
-            return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size))
-        lower, upper = known_bounds(state.problem, global_batch_size, state.memory.max_rows(state.problem.workers))
+            return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size, fits))
+        lower, upper = known_bounds(state.problem, global_batch_size, fits)
         shares = apportion(global_batch_size, state.sizes, lower, upper)
         return Shares(local_batch_sizes=tuple(shares.tolist()))
 
