@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rex_ray.core.changed import changed
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.types import Allocation, Problem
@@ -48,6 +49,9 @@ class WholeSteps:
         if step.weighted_sq_norm is not None or step.global_sq_norm is not None:
             period = step.step // self.decide_steps if self.decide_steps else step.epoch
             step = replace(step, sync_us=np.zeros_like(step.sync_us), epoch=period)
+            # A decision rests on the times of today: in short epochs a forecast would outlive the one it was made for.
+            if period != state.epoch and state.forecast:
+                state = changed(state, forecast={})
         return self.inner.observe(state, step, model)
 
     def applied(self, state: GrowthState, applied: AllocationApplied) -> GrowthState:
