@@ -30,7 +30,7 @@ from rex_ray.policies.base import (
     TellTrial,
 )
 from rex_ray.policies.limits import equal_shares, resumed_shares, share_bounds
-from rex_ray.policies.patience import is_due
+from rex_ray.policies.patience import PATIENT_STEPS, is_due
 from rex_ray.policies.seams import Alarm, BatchPlan, Growth, SearchPart, SearchView, Split, Trigger
 from rex_ray.policies.split.doubted import DoubtedModel
 
@@ -195,12 +195,14 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         after = changed(state, growth=growth, split=split, trigger=trigger, search=search)
         reason = offer if isinstance(offer, str) else offer.reason
         change, after = self._asked(after, batch, is_news=alarm is not None)
-        # A mere change of the rate goes with whatever else moves, and waits while shares are timed.
         is_due_now = change is not None and is_due(after.num_unheeded)
+        # A mere change of the rate goes with whatever else moves, unless a wrapper holds that back for long; it waits
+        # while shares are timed.
+        is_taken_along = heard is not None and after.num_unheeded <= PATIENT_STEPS
         goes_along = (
             change is not None
             and _is_mere_rate(change, after.allocation)
-            and (heard is not None or self.search.busy(search))
+            and (is_taken_along or self.search.busy(search))
         )
         if change is not None and "growth" in self.advising:
             findings.append(_advice(change, "growth"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["is_due"]
+__all__ = ["PATIENT_STEPS", "is_due"]
 
 PATIENT_STEPS, ASK_AGAIN_STEPS = 64, 16
 """What was asked for at so many steps and not taken up is asked for only now and then: until it comes, others'

@@ -215,6 +215,16 @@ def test_a_batch_that_nobody_takes_up_is_asked_for_for_ever_and_lets_the_others_
     assert grows[-1] > 380
 
 
+def test_another_learning_rate_does_not_wait_for_ever_for_shares_that_are_held_back():
+    """A wrapper may veto the offer for as long as it stands; the rate that it would take along needs no shares."""
+    asked = list(unheeded(Splitting(answer=OFFER), 120, RATE))
+    rates = [step for step, decision in enumerate(asked) if isinstance(decision, ChangeGlobalBatch)]
+    assert rates
+    assert 60 <= rates[0] < 80
+    assert asked[rates[0]].proposal == Proposal(local_batch_sizes=(16, 16), lr_factor=0.7)
+    assert asked[rates[0] + 1].proposal == Proposal(local_batch_sizes=(12, 20), lr_factor=0.7)
+
+
 def test_an_exact_split_is_not_made_again_at_every_step_of_the_asking():
     split = CountingSplit()
     assert len({decision.proposal for decision in unheeded(split, 60) if isinstance(decision, ChangeGlobalBatch)}) == 1
