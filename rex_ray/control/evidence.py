@@ -68,6 +68,7 @@ def _apply(
         else Gauge(
             before_us=int(statistics.median(past)) if past and old_rows else None,
             before_rows=old_rows,
+            version=phase.allocation.version,
             predicted_gain=published.predicted_gain,
         )
     )
@@ -101,7 +102,7 @@ def _gauge(rules: Rules, state: ControllerState, event: StepObserved) -> tuple[G
     per_row = (after_us / max(1, int(event.num_rows.sum()))) / (max(1, gauge.before_us) / gauge.before_rows)
     measured = Measured(
         step=event.step,
-        version=event.allocation_version,
+        version=gauge.version,
         before_us=gauge.before_us,
         after_us=after_us,
         gain=1.0 - per_row,

@@ -110,11 +110,13 @@ class Gauge:
         before_us: median of those under the allocation before; None when there is nothing to compare with.
         before_rows: global batch size of the allocation before.
         predicted_gain: what the policy expected.
+        version: the change's allocation; another learning rate may have a newer one before it is measured.
     """
 
     slowest_us: tuple[int, ...] = ()
     before_us: int | None = None
     before_rows: int = 0
+    version: int = 0
     predicted_gain: float | None = None
 
 

@@ -353,6 +353,7 @@ def test_another_learning_rate_while_a_change_is_being_measured_does_not_disturb
         controller.handle(step_of(step, 3, own_us=(50_000, 70_000)))
     (measured,) = [note for note in controller.take_notes() if isinstance(note, Measured)]
     assert (measured.before_us, measured.after_us, measured.predicted_gain) == (100_000, 70_000, 0.4)
+    assert measured.version == 2, "the change's own, and not the rate's"
 
 
 def test_another_learning_rate_ends_no_search():
