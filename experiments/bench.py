@@ -78,6 +78,15 @@ def run_one(name: str, out: Path) -> Row:
     }
 
 
+def _clear(out: Path) -> None:
+    """Remove what an earlier bench left, which would say nothing of today's; what is not a bench's stays."""
+    for name in (*EXPERIMENTS, "bench"):
+        for ending in ("json", "log"):
+            (out / f"{name}.{ending}").unlink(missing_ok=True)
+    for _, folder in _KEPT_AT.values():
+        shutil.rmtree(out / folder, ignore_errors=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run them all, print the table, write it beside the JSON files; return how many failed."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench", description=main.__doc__)
@@ -89,9 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in asked if name not in there]
     if unknown:
         parser.error(f"no experiment is called {', '.join(unknown)}; there are {', '.join(there)}")
-    # Cells that an earlier bench has played would say nothing of today's.
-    shutil.rmtree(parsed.out, ignore_errors=True)
-    parsed.out.mkdir(parents=True)
+    parsed.out.mkdir(parents=True, exist_ok=True)
+    _clear(parsed.out)
     rows = []
     for name in asked:
         rows.append(run_one(name, parsed.out))

@@ -17,7 +17,11 @@ def test_one_that_fails_is_said_and_does_not_stop_the_others(tmp_path, monkeypat
         return {"experiment": name, "state": state, "wall_s": 0.1, "figures": ""}
 
     monkeypatch.setattr(bench, "run_one", running)
+    (tmp_path / "new" / "lab").mkdir(parents=True)
+    (tmp_path / "new" / "static.json").touch()
+    (tmp_path / "new" / "thesis.tex").touch()
     assert bench.main(["--out", str(tmp_path / "new"), "--only", "limits,lbb"]) == 1
+    assert {file.name for file in (tmp_path / "new").iterdir()} == {"bench.json", "thesis.tex"}
     assert asked == ["limits", "lbb"]
     assert "exit 1" in capsys.readouterr().out
     assert [row["state"] for row in json.loads((tmp_path / "new" / "bench.json").read_text())][1] == "ok"
