@@ -157,14 +157,16 @@ def test_omnilearn_comes_to_rest_where_a_bound_keeps_it_from_more():
     assert plans[-1][0] < 150
 
 
-def test_omnilearn_forgets_a_single_pause():
-    """Its smoothed times outlive one step of three times its usual length."""
+@pytest.mark.parametrize(("smoothing", "num_shares"), [(0.2, 1), (1.0, 3)])
+def test_omnilearn_forgets_a_single_pause_and_would_not_without_its_smoothing(smoothing, num_shares):
+    """A step of twice its usual length, the last of its window, moves nothing; alone, it moves rows there and back."""
     quiet = affine([0, 0], [1000, 1000])
 
     def own_us(step: int, sizes: Sequence[int]) -> list[float]:
-        return [times * (2.2 if step == 55 and rank == 0 else 1) for rank, times in enumerate(quiet(step, sizes))]
+        return [times * (2.2 if step == 59 and rank == 0 else 1) for rank, times in enumerate(quiet(step, sizes))]
 
-    assert len(shares_run(live(make_policy("omnilearn"), group(["T4"] * 2, 128), own_us, num_steps=300))) == 1
+    policy = make_policy("omnilearn", {"smoothing": smoothing})
+    assert len(shares_run(live(policy, group(["T4"] * 2, 128), own_us, num_steps=300))) == num_shares
 
 
 # Pollux
@@ -215,9 +217,19 @@ def test_pollux_stays_where_no_batch_gains_five_per_cent():
 
 
 def test_pollux_decides_at_the_period_that_it_is_told():
-    slow, quick = (grown("pollux", 6000.0, decide_steps=steps) for steps in (0, 30))
-    assert len(batches_of(quick)) >= len(batches_of(slow))
+    problem = replace(group(["T4", "T4", "V100", "V100"], 256), dataset_size=10**6)
+    rising = noisy_norms(lambda step: 1500.0 + 40.0 * step.step)
+
+    def run(decide_steps: int) -> list[Judged]:
+        policy = make_policy("pollux", {"decide_steps": decide_steps})
+        return live(policy, problem, many_rows_pay, num_steps=400, steps_per_epoch=400, measure=rising)
+
+    slow, quick = run(0), run(30)
     assert shares_run(quick)[1] == shares_run(slow)[1], "the first decision waits for the noise scale alone"
+    assert len(batches_of(slow)) == 2, "one pass, one decision"
+    assert len(batches_of(quick)) > 2
+    changes = [next(same)[0] for _, same in itertools.groupby(shares_run(quick), key=lambda run: sum(run[1]))][1:]
+    assert len({(step - 1) // 30 for step in changes}) == len(changes)
 
 
 def test_each_decision_of_pollux_rests_on_the_times_of_its_own_pass():
@@ -353,6 +365,15 @@ def test_no_worker_is_given_more_rows_than_its_memory_has_shown_to_hold(name):
     own_us = affine([0, 0], [1000, 50])
     history = live(make_policy(name), problem, own_us, num_steps=800, steps_per_epoch=20, measure=peaks)
     assert max(final_shares(history)) == 85
+
+
+@pytest.mark.parametrize("name", ["pollux", "cannikin"])
+def test_no_batch_is_tried_that_the_memories_have_not_shown_to_hold(name):
+    problem = with_memory(replace(group(["T4", "T4", "V100", "V100"], 256), dataset_size=10**6), 100)
+    noisy = noisy_norms(lambda step: 20_000.0)
+    history = live(make_policy(name), problem, many_rows_pay, num_steps=400, measure=lambda step: peaks(noisy(step)))
+    assert max(max(sizes) for _, sizes in shares_run(history)) <= 85
+    assert sum(final_shares(history)) > 300
 
 
 @pytest.mark.parametrize("name", ["lb_bsp", "omnilearn", "pollux", "cannikin"])

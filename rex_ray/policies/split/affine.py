@@ -148,7 +148,13 @@ class AffineModel:
         return None if lines is None else lines.own_s(np.asarray(num_rows, dtype=np.int64))
 
     def step_time_s(self, global_batch_size: int) -> float | None:
-        """Return the time of a whole step under the exact split in seconds; None while unknown or impossible."""
+        """Return the time of a whole step under the exact split in seconds; None while unknown or impossible.
+
+        A batch that memory has not shown to hold is impossible: it is asked for here, not run already.
+        """
+        fits = self.max_rows()
+        if fits is not None and int(fits.sum()) < global_batch_size:
+            return None
         plan = self.exact_plan(global_batch_size)
         own_s = None if plan is None else self.own_s(plan.local_batch_sizes)
         return None if own_s is None else self.whole_s(float(own_s.max()))
