@@ -6,6 +6,7 @@ Everything heavy is imported inside the command that needs it: ``rex-ray --help`
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from rex_ray.core.errors import ConfigError, RexError
 __all__ = ["app", "main"]
 
 EXIT_USER_ERROR = 2
+EXIT_READER_GONE = 141  # what a shell says of any command whose reader has closed the pipe
 
 app = typer.Typer(
     name="rex-ray",
@@ -87,7 +89,14 @@ def demo(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few epochs: the way it works, not the target.")] = False,
 ) -> None:
-    """Train on an emulated mixed cluster, once per policy, and print what was gained."""
+    """Train on an emulated mixed cluster, once per policy, and print what was gained.
+
+    \b
+    Examples:
+    rex-ray demo --quick
+    rex-ray demo -p bsp -p rex --workers T4=3 --workers V100=1
+    rex-ray demo --scenario transient --output out/transient
+    """  # noqa: D301 - the help reads it: lines stay lines
     counts = _worker_counts(workers or [])
     from rex_ray.demo.comparison import run_demo  # noqa: PLC0415
     from rex_ray.demo.scenarios import make_settings  # noqa: PLC0415
@@ -140,9 +149,26 @@ def _environment_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; an error that we raise on purpose is one clear message, never a traceback."""
+    """Run the command line; an error that we raise on purpose is one clear message, never a traceback.
+
+    A reader that stops early (``| head``) is no finding: the exit code is never the 1 of ``replay --check``.
+    """
     try:
         app(args=arguments)
     except RexError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(EXIT_USER_ERROR)
+    except SystemExit as stopped:
+        if isinstance(stopped.__context__, BrokenPipeError) or not _is_flushed():
+            sys.exit(EXIT_READER_GONE)
+        raise
+
+
+def _is_flushed() -> bool:
+    """Write out what is buffered; False where nobody reads it, and then nothing is written any more."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True

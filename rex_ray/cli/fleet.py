@@ -107,6 +107,7 @@ def fleet_of(cluster: str, workload: str, network: str, network_text: str, run: 
 def _measured_profiles(run: Path, workload: str) -> tuple[str, dict[str, tuple[DeviceProfile, Measured]], float]:
     """Return a run's name, its kinds with their curves, and the median time of its reduction in seconds."""
     journal, name = load_journal(run), run_name(find_journal(run))
+    _check_workload(journal.header.environment.get("world", ""), name, workload)
     book = learnt_book(journal)
     groups = own_times(journal.events, book)
     if not groups:
@@ -125,6 +126,13 @@ def _measured_profiles(run: Path, workload: str) -> tuple[str, dict[str, tuple[D
     steps = [step for step in journal.events if isinstance(step, StepObserved) and step.flags == StepFlag.NONE]
     sync_s = float(np.median([int(step.sync_us.min()) for step in steps])) * 1e-6
     return name, found, sync_s if len(steps[-1].num_rows) > 1 else 0.0
+
+
+def _check_workload(world: str, name: str, workload: str) -> None:
+    """Refuse the times of another workload, where a simulated run says what it trained; a live run cannot say."""
+    trained = world.removeprefix("simulated: ").partition(" on ")[0]
+    if world.startswith("simulated: ") and trained != workload:
+        raise ConfigError(f"{name} measured {trained}, not {workload}: leave out --profile, or give -w {trained}")
 
 
 def _rows_by_kind(events: Sequence[object]) -> dict[str, tuple[int, int]]:

@@ -44,7 +44,11 @@ def plan(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with it
     ] = False,
     price: Annotated[
         list[str] | None,
-        typer.Option(metavar="DEVICE=USD", help="Price per hour of a kind; repeat.", show_default="on-demand prices"),
+        typer.Option(
+            metavar="DEVICE=USD",
+            help="Price per hour of a kind, and --prices with it; repeat.",
+            show_default="on-demand prices",
+        ),
     ] = None,
     profile: Annotated[
         Path | None,
@@ -56,9 +60,12 @@ def plan(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with it
 ) -> None:
     """Predict the split, step time, best batch and time to the target of a cluster, before it is rented.
 
-    Examples: rex-ray plan -c 4xT4,4xV100 -w resnet50 --prices --price T4=0.35;
-    rex-ray plan -c 8xT4 -w resnet50 --profile runs/imagenet; rex-ray plan -c 4xT4,4xV100 -w resnet50 --limits
-    """
+    \b
+    Examples:
+    rex-ray plan -c 4xT4,4xV100 -w resnet50 --prices --price T4=0.35
+    rex-ray plan -c 8xT4 -w resnet50 --profile runs/imagenet
+    rex-ray plan -c 4xT4,4xV100 -w resnet50 --limits
+    """  # noqa: D301 - the help reads it: lines stay lines
     if limits:
         if prices or price or profile:
             raise ConfigError("--limits knows public profiles and no prices: leave out --prices, --price and --profile")
@@ -122,8 +129,12 @@ def simulate(  # noqa: PLR0913, PLR0917 - a command's options, by name, each wit
 ) -> None:
     """Train in virtual time, to the workload's target, with the controller of a live run; the oracle beside it.
 
-    Example: rex-ray simulate -c 2xT4,2xV100 -w resnet18 -p bsp -p rex -b 256 --disturbance random:1 --decisions
-    """
+    \b
+    Examples:
+    rex-ray simulate -c 2xT4,2xV100 -w resnet18 -p bsp -p rex
+    rex-ray simulate -c 2xT4,2xV100 -w resnet18 --disturbance random:1 --decisions
+    rex-ray simulate -c 8xT4 -w resnet50 --option trigger=off --journal runs
+    """  # noqa: D301 - the help reads it: lines stay lines
     from rex_ray.cli import simulating  # noqa: PLC0415
     from rex_ray.cli.worlds import World  # noqa: PLC0415
 

@@ -30,7 +30,10 @@ def replay(
         bool, typer.Option("--check", help="Exit with 1 unless every command and note comes out the same.")
     ] = False,
 ) -> None:
-    """Feed a run's journal to a fresh controller: its decisions, and whether they come out the same."""
+    """Feed a run's journal to a fresh controller: its decisions, and whether they come out the same.
+
+    Example: rex-ray replay runs/cifar10 --check
+    """
     from rex_ray.cli.replaying import replay_run  # noqa: PLC0415
 
     if not replay_run(run, Console()) and check:
@@ -43,7 +46,10 @@ def report(
         Path | None, typer.Option("--output", "-o", help="File to write.", show_default="RUN/report.html")
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page on a run."""
+    """Write one self-contained HTML page on a run.
+
+    Example: rex-ray report runs/cifar10 --output cifar10.html
+    """
     from rex_ray.report.html import render_html  # noqa: PLC0415
     from rex_ray.report.load import load_run  # noqa: PLC0415
 
@@ -53,7 +59,9 @@ def report(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}; choose another file with --output") from error
+        # A file in the place of the folder: the system says "File exists", which sounds as if nothing were replaced.
+        why = f"{target.parent} is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(f"cannot write {target}: {why}; choose another file with --output") from error
     sys.stdout.write(f"{target}\n")
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from rex_ray.cli.fleet import Fleet, fleet_of
 from rex_ray.cli.mixes import Mix, advice, all_mixes, prices_of
-from rex_ray.cli.words import duration, network_line, range_text, rows_by_device, shares_text
+from rex_ray.cli.words import duration, misfit_text, network_line, range_text, rows_by_device, shares_text
 from rex_ray.core.errors import ConfigError, InfeasibleError
 from rex_ray.scenario import LearningCurve, learning_names, load_learning, optimal_split
 from rex_ray.sim.limits import NO_NETWORK
@@ -63,7 +63,8 @@ def plan_document(
     try:
         plan = optimal_split(profiles, batch)
     except InfeasibleError as error:
-        raise ConfigError(f"--global-batch-size {batch} on {cluster}: {error}") from error
+        most = sum(profile.max_local_batch_size for profile in profiles)
+        raise ConfigError(misfit_text(batch, cluster, len(profiles), most)) from error
     rest, each = batch % len(profiles), batch // len(profiles)
     equal = [each + (rank < rest) for rank in range(len(profiles))]
     fits = all(rows <= profile.max_local_batch_size for rows, profile in zip(equal, profiles, strict=True))

@@ -23,7 +23,8 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot write journals to {folder}: {error.strerror}; choose another --journal") from error
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(f"cannot write journals to {folder}: {why}; choose another --journal") from error
 
 
 def write_journal(run: Path, header: Header, events: Iterable[Event]) -> Path:

@@ -154,6 +154,11 @@ def print_simulation(found: Mapping[str, Any], console: Console, *, decisions: b
     console.print(
         "[dim]ratio: to the oracle's time, who knows every curve, slowdown and noise scale[/]", soft_wrap=True
     )
+    console.print(
+        "[dim]RII: the part of the cluster's peak rate that goes unused; changes: of shares, not those of the "
+        "learning rate alone[/]",
+        soft_wrap=True,
+    )
     for line in _assumptions(world):
         console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
     for run in found["runs"]:
@@ -162,7 +167,7 @@ def print_simulation(found: Mapping[str, Any], console: Console, *, decisions: b
     if decisions:
         for name, runs in by_name.items():
             if runs[0]["num_changes"] is not None:
-                _print_decisions(name, runs[0], console)
+                _print_decisions(name, runs[0], world["global_batch_size"], console)
 
 
 def _play(world: World, scenario: Scenario, header: Header, oracle_s: float, journal: Path | None) -> _Run:
@@ -262,14 +267,18 @@ def _cells(runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     )
 
 
-def _print_decisions(name: str, run: Mapping[str, Any], console: Console) -> None:
+def _print_decisions(name: str, run: Mapping[str, Any], first_batch: int, console: Console) -> None:
     if not run["decisions"]:
         console.print(f"{name}, seed {run['seed']}: no decisions")
         return
     console.print(f"{name}, seed {run['seed']}: decisions in order")
+    batch = first_batch
     for decision in run["decisions"]:
         shares, gain = decision["rows_by_device"], decision["predicted_gain"]
         what = [decision["kind"].replace("_", " ")]
+        if decision["kind"] == "change_global_batch":
+            before, batch = batch, sum(decision["local_batch_sizes"])
+            what = ["change learning rate"] if batch == before else what
         what += [] if shares is None else [shares_text(shares)]
         what += [] if gain is None else [f"predicted {format_gain(gain)}"]
         console.print(

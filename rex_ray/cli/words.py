@@ -8,7 +8,16 @@ from itertools import groupby
 from rex_ray.scenario import Source
 from rex_ray.sim.limits import NO_NETWORK
 
-__all__ = ["duration", "hours", "network_line", "range_text", "rows_by_device", "shares_text", "source_text"]
+__all__ = [
+    "duration",
+    "hours",
+    "misfit_text",
+    "network_line",
+    "range_text",
+    "rows_by_device",
+    "shares_text",
+    "source_text",
+]
 
 
 def duration(seconds: float) -> str:
@@ -41,6 +50,14 @@ def rows_by_device(devices: Sequence[str], rows: Sequence[int]) -> list[tuple[st
 def shares_text(ranges: Sequence[tuple[str, int, int]]) -> str:
     """Return what ``rows_by_device`` found as text."""
     return ", ".join(f"{device} {range_text(low, high, '-')}" for device, low, high in ranges)
+
+
+def misfit_text(batch: int, cluster: str, num_workers: int, most_rows: int) -> str:
+    """Return what is wrong with a global batch that a cluster cannot take."""
+    return (
+        f"a global batch of {batch} rows does not fit {cluster}: {num_workers} workers take at least a row each and "
+        f"hold {most_rows} together; give another --global-batch-size"
+    )
 
 
 def network_line(network: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rex_ray.cli.words import misfit_text
 from rex_ray.core.errors import ConfigError, nearest_name_hint
 from rex_ray.core.types import Problem, WorkerSpec
 from rex_ray.scenario import (
@@ -94,10 +95,7 @@ class World:
         caps = [profile.max_local_batch_size for profile in profiles]
         batch = self.reference_batch_size
         if not len(profiles) <= batch <= sum(caps):
-            raise ConfigError(
-                f"a global batch of {batch} rows does not fit {self.cluster}: {len(profiles)} workers take at least a "
-                f"row each and hold {sum(caps)} together; give another --global-batch-size"
-            )
+            raise ConfigError(misfit_text(batch, self.cluster, len(profiles), sum(caps)))
         workers = tuple(
             WorkerSpec(rank=rank, device=device, max_local_batch_size=cap)
             for rank, (device, cap) in enumerate(zip(self.devices, caps, strict=True))

@@ -27,6 +27,9 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str
     code, out, _ = run_cli(capsys, command, "--help")
     assert code == 0
     assert "Usage:" in out
+    assert (f" rex-ray {command} " in out.partition("Options")[0].partition("Usage:")[2].partition("\n")[2]) is (
+        command != "env"
+    )  # an example that can be copied
 
 
 def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,3 +179,19 @@ def test_a_page_that_cannot_be_written_is_one_line(
     assert code == 2
     assert out == ""
     assert f"cannot write {tmp_path}: Is a directory; choose another file with --output" in err
+    (tmp_path / "file").touch()
+    _, _, err = run_cli(capsys, "report", str(recorded_run), "--output", str(tmp_path / "file" / "page.html"))
+    assert f"{tmp_path / 'file'} is no folder; choose another file with --output" in err
+
+
+@pytest.mark.parametrize("arguments", [["replay", "RUN", "--check"], ["env", "--json"], ["plan", "--help"]])
+def test_a_reader_that_stops_early_is_no_finding(recorded_run: Path, arguments: list[str]) -> None:
+    program = "from rex_ray.cli import main; main()"
+    words = [word.replace("RUN", str(recorded_run)) for word in arguments]
+    command = [sys.executable, "-c", program, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.wait(timeout=60) == 141
+        assert running.stderr.read() == ""

@@ -86,7 +86,10 @@ def test_like_workers_are_in_balance_to_the_last_digit(capsys):
         (["-c", "2xP100", "-w", "bert", "--limits"], "no public source measured 'bert' on 'P100'"),
         (["-c", "2xK80", "-w", "lstm", "--limits"], "no public source measured the noise scale of 'lstm'"),
         (["-c", "2xT4", "-w", "resnet50", "--network", "K80"], "no measured all-reduce times of 'resnet50' on 'K80'"),
-        (["-c", "2xT4", "-w", "resnet50", "-b", "500"], "--global-batch-size 500 on 2xT4"),
+        (
+            ["-c", "2xT4", "-w", "resnet50", "-b", "500"],
+            "500 rows does not fit 2xT4: 2 workers take at least a row each",
+        ),
         (["-c", "2xK80", "-w", "lstm", "--network", "none"], "give --global-batch-size"),
     ],
 )

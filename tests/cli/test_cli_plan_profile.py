@@ -113,7 +113,7 @@ def test_a_kind_without_a_public_profile_can_be_planned_with_once_it_was_measure
     ("arguments", "said"),
     [
         (["-c", "2xT5", "--profile", "RUN"], "unknown device 'T5' (known: 2080Ti, A100"),
-        (["-c", "2xT4", "-b", "99999", "--profile", "RUN"], "--global-batch-size 99999 on 2xT4"),
+        (["-c", "2xT4", "-b", "99999", "--profile", "RUN"], "99999 rows does not fit 2xT4"),
         (["-c", "2xA100", "--profile", "RUN"], "rex measured T4, V100, none of which is in the cluster 2xA100"),
         (["-c", "2xT4", "--profile", "NOTHING"], "holds no journal"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,13 @@ def test_decisions_come_in_order_with_their_reasons(capsys):
     assert all(decision["reason"] in out for decision in rex["decisions"])
 
 
+def test_a_new_learning_rate_for_the_same_batch_is_called_one(capsys):
+    code, out, _ = run_cli(capsys, "simulate", "-c", "2xT4,2xV100", "-w", "resnet18", "-b", "1024", "--decisions")
+    assert code == 0
+    assert out.count(": change learning rate;") == out.count("the batch stays at") > 0
+    assert out.count(": change global batch;") == len(re.findall(r"\d+ -> \d+ rows: ", out)) > 0
+
+
 def test_the_same_seed_gives_the_same_run_and_another_one_does_not(capsys):
     once, several = simulated(capsys, "--seed", "3"), simulated(capsys, "--seed", "3", "--seeds", "2")
     assert several["runs"][0] == once["runs"][0]
@@ -98,6 +106,9 @@ def test_a_simulated_journal_is_one_like_any_other(capsys, journals):
         assert "identical" in out
         assert run_cli(capsys, "report", str(run))[0] == 0
         assert "simulated: deepspeech2 on T4,2xV100" in (run / "report.html").read_text()
+    code, _, err = run_cli(capsys, "plan", "-c", "T4,2xV100", "-w", "resnet50", "--profile", str(journals / "rex-0"))
+    assert code == 2
+    assert "rex-0 measured deepspeech2, not resnet50" in err
 
 
 @pytest.mark.parametrize(
