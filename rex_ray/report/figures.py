@@ -179,11 +179,12 @@ def own_time_figure(groups: Sequence[GroupData], decisions: Sequence[DecisionRow
     highest = float(np.percentile(steady_s, 99.5)) if steady_s.size else max(float(g.step_s.max()) for g in groups)
     unit, factor = ("ms", 1e3) if highest < 1.0 else ("s", 1.0)
     top = 1.12 * highest * factor
-    description = f"{len(decisions)} decisions marked; wall time of the whole step in grey"
+    moves = [decision for decision in decisions if decision.moved_rows]
+    description = f"{len(moves)} decisions marked; wall time of the whole step in grey"
 
     def draw(frame: Frame, variant: str) -> str:
         x, y = frame.x_scale(*step_range(groups)), frame.y_scale(0.0, top)
-        body = [frame.axes(x, y, "optimizer step", f"own time, {unit}"), _decision_marks(decisions, frame, x)]
+        body = [frame.axes(x, y, "optimizer step", f"own time, {unit}"), _decision_marks(moves, frame, x)]
         for group in groups:
             whole = ~group.partial if not group.partial.all() else group.partial
             middles, medians = thin(group.steps[whole], np.column_stack([group.own_s, group.step_s])[whole])
@@ -200,24 +201,22 @@ def own_time_figure(groups: Sequence[GroupData], decisions: Sequence[DecisionRow
     thinned = f" Each point is the median of about {bucket} steps." if bucket > 1 else ""
     caption = (
         "Data, forward and backward up to the last local gradient, without the wait for the others; the whole step "
-        "in grey. Numbered lines are the decisions below. Slower start-up steps are cut off at the top; epochs' last, "
-        f"partial batches are left out.{thinned}"
+        "in grey. Numbered lines are those of the decisions below that moved rows. Slower start-up steps are cut off "
+        f"at the top; epochs' last, partial batches are left out.{thinned}"
     )
     return Figure(title="Own time per worker", caption=caption, wide=wide, narrow=narrow)
 
 
 def _decision_marks(decisions: Sequence[DecisionRow], frame: Frame, x: Scale) -> str:
-    """A numbered vertical line where each decision took effect; numbers that would overlap are left out."""
+    """A numbered vertical line where each took effect; numbers that would overlap are left out."""
     parts: list[str] = []
     free_from = -1.0
     for decision in decisions:
-        if decision.applied_at_step is None:
-            continue
-        at = float(x(float(decision.applied_at_step)))
+        at = float(x(float(decision.applied_at_step or 0)))
         parts.append(f'<path class="mark" d="M{at:.1f} {frame.top}V{frame.height - frame.bottom}"/>')
         if at >= free_from:
             parts.append(text(at + 3, frame.top + 9, str(decision.number), css="mark-number"))
-            free_from = at + 18
+            free_from = at + 6 + 7 * len(str(decision.number))
     return "".join(parts)
 
 

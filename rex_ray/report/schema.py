@@ -111,6 +111,11 @@ class DecisionRow:
     lr_factor: float = 1.0
     evidence: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def moved_rows(self) -> bool:
+        """Whether shares changed by it: it took effect, and was not of the learning rate alone."""
+        return self.applied_at_step is not None and self.before != self.after
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRow:

@@ -61,7 +61,8 @@ def key_figures(run: RunData) -> tuple[KeyFigure, ...]:
         figures.append(KeyFigure(label="noise scale", value=f"{known[-1]:,.0f} rows", detail=_batches(run.decisions)))
     asked = [decision for decision in run.decisions if decision.kind != "first"]
     applied = sum(decision.applied_at_step is not None for decision in asked)
-    detail = f"{applied} took effect" if asked else "the first split stood"
+    moved = sum(decision.moved_rows for decision in asked)
+    detail = f"{applied} took effect, {moved} of them moved rows" if asked else "the first split stood"
     figures.append(KeyFigure(label="changes", value=str(len(asked)), detail=detail))
     return tuple(figures)
 

@@ -124,6 +124,33 @@ def test_charts_are_well_formed_at_any_length(num_steps: int) -> None:
             assert len(drawing) < 40_000
 
 
+def test_lines_mark_the_decisions_that_moved_rows_and_their_numbers_stand_apart() -> None:
+    equal, skewed = (8, 8, 8, 8), (4, 4, 12, 12)
+    decisions = [
+        DecisionRow(
+            number=number,
+            kind="reallocate" if after == skewed else "change_global_batch",
+            decided_at_step=0,
+            reason="",
+            before=equal,
+            after=after,
+            applied_at_step=applied,
+        )
+        for number, after, applied in [(100, skewed, 10), (101, equal, 11), (102, skewed, None), (103, skewed, 11)]
+    ]
+    assert [decision.moved_rows for decision in decisions] == [True, False, False, True]
+    figure = own_time_figure([TWO_SPLITS], decisions, device_colours([TWO_SPLITS]))
+    assert figure.wide.count('class="mark"') == 2
+    assert "2 decisions marked" in figure.wide
+    crowded = [replace(decisions[0], number=100 + k, applied_at_step=k) for k in range(200)]
+    group = make_group([[8, 8, 8, 8], [4, 4, 12, 12]], [0] * 100 + [1] * 100)
+    wide = own_time_figure([group], crowded, device_colours([group])).wide
+    numbers = [e for e in ET.fromstring(wide).iter() if e.get("class") == "mark-number"]
+    left = [float(e.get("x", "")) for e in numbers]
+    assert 2 < len(left) < len(crowded)
+    assert min(np.diff(left)) >= 24  # three bold digits take 21
+
+
 def test_groups_of_different_sizes_share_one_axis() -> None:
     """After a resize the run goes on with another number of workers, and the chart with another number of bands."""
     later = make_group([[10, 10, 12]], [0] * 20, first_step=25)

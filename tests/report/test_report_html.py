@@ -205,6 +205,7 @@ def test_key_figures_compare_with_the_first_split() -> None:
     assert figures["step time"].detail == "128 ms with the first split"
     assert figures["imbalance"].value == "4.8%"  # 88 against a mean of 84 (80 and 88)
     assert figures["accuracy"].value == "0.75"
+    assert figures["changes"].detail == "1 took effect, 1 of them moved rows"
 
 
 def test_a_run_that_never_changed_is_compared_with_nothing() -> None:
