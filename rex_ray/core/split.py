@@ -17,7 +17,7 @@ from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.types import FloatArray, IntArray, read_only
 
-__all__ = ["CurveSet", "SplitPlan", "exact_split"]
+__all__ = ["CurveSet", "LineSet", "SplitPlan", "exact_split"]
 
 # Deadlines nearer than this (relative) are one deadline: far below any measurement, far above rounding.
 _SAME_TIME = 1e-9
@@ -67,8 +67,37 @@ class CurveSet:
         level = deadlines_s[:, None] / self._scales
         for inverse, (_, ranks) in zip(self._inverses, self._groups, strict=True):
             rows[:, ranks] = inverse.rows_within(level[:, ranks])
-        # A deadline met exactly must not lose its row to rounding.
-        return np.floor(np.minimum(np.maximum(rows * (1 + _SAME_TIME / 10), lower), upper)).astype(np.int64)
+        return _whole_rows(rows, lower, upper)
+
+
+class LineSet(CurveSet):
+    """Several workers' straight lines ``fixed + per_row * rows``, all of them one array operation.
+
+    Args:
+        fixed_s: seconds at any rows but none, positive, shape ``[n]``.
+        row_s: seconds per row, at least 0, shape ``[n]``.
+    """
+
+    def __init__(self, fixed_s: FloatArray, row_s: FloatArray) -> None:
+        self._fixed_s, self._row_s = fixed_s, row_s
+        self.num_workers = fixed_s.size
+
+    def own_s(self, num_rows: IntArray) -> FloatArray:
+        """Return the own time per rank, shape ``[n]``; no rows take no time."""
+        result: FloatArray = np.where(num_rows > 0, self._fixed_s + self._row_s * num_rows, 0.0)
+        return result
+
+    def most_rows(self, deadlines_s: FloatArray, lower: IntArray, upper: IntArray) -> IntArray:
+        """Return the most rows done by each deadline (shape ``[m]``) per rank, within bounds, shape ``[m, n]``."""
+        left_s = deadlines_s[:, None] - self._fixed_s
+        is_flat = self._row_s == 0
+        rows = np.where(is_flat, np.where(left_s < 0, -1.0, np.inf), left_s / np.where(is_flat, 1.0, self._row_s))
+        return _whole_rows(rows, lower, upper)
+
+
+def _whole_rows(rows: FloatArray, lower: IntArray, upper: IntArray) -> IntArray:
+    # A deadline met exactly must not lose its row to rounding.
+    return np.floor(np.minimum(np.maximum(rows * (1 + _SAME_TIME / 10), lower), upper)).astype(np.int64)
 
 
 class _Inverse:

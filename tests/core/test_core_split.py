@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.errors import InfeasibleError
-from rex_ray.core.split import CurveSet, exact_split
+from rex_ray.core.split import CurveSet, LineSet, exact_split
 
 
 def curve(rows, seconds, scale=1.0):
@@ -102,3 +102,23 @@ def test_most_rows_inverts_the_prediction(workers, limit):
         for c, b in zip(workers, rows, strict=True):
             assert b == 0 or c.predict_s(b) <= limit_s * (1 + 1e-6)
             assert b == 50 or c.predict_s(b + 1) > limit_s * (1 - 1e-6)
+
+
+@given(
+    lines=st.lists(st.tuples(st.floats(1e-9, 5.0), st.just(0.0) | st.floats(1e-4, 3.0)), min_size=1, max_size=6),
+    rows_each=st.integers(1, 50),
+    limit=st.floats(0.01, 20),
+)
+def test_lines_are_the_curves_that_they_draw(lines, rows_each, limit):
+    fixed_s, row_s = np.array(lines).T
+    far = 2.0**20
+    drawn = CurveSet([curve([0.0, far], [fixed, fixed + per_row * far]) for fixed, per_row in lines])
+    straight = LineSet(fixed_s, row_s)
+    sizes = np.arange(len(lines)) * rows_each
+    assert straight.own_s(sizes) == pytest.approx(drawn.own_s(sizes), rel=1e-6)
+    lower, upper = np.ones(len(lines), dtype=np.int64), np.full(len(lines), 10_000)
+    most = straight.most_rows(np.array([limit]), lower, upper)
+    assert np.abs(most - drawn.most_rows(np.array([limit]), lower, upper)).max() <= 1
+    one, other = (exact_split(workers, rows_each * len(lines)) for workers in (straight, drawn))
+    assert sum(one.local_batch_sizes) == sum(other.local_batch_sizes)
+    assert one.step_time_s == pytest.approx(other.step_time_s, rel=1e-6)

@@ -11,13 +11,12 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 
 from rex_ray.core.changed import changed
-from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.memory import MemoryBook
 from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.search_problem import SearchKind, SearchProblem
-from rex_ray.core.split import CurveSet, SplitPlan, exact_split
-from rex_ray.core.types import Allocation, BoolArray, FloatArray, IntArray, Problem, read_only
+from rex_ray.core.split import LineSet, SplitPlan, exact_split
+from rex_ray.core.types import Allocation, BoolArray, FloatArray, IntArray, Problem
 from rex_ray.policies.base import Proposal, Reallocate
 from rex_ray.policies.limits import equal_shares, known_bounds, resumed_shares
 from rex_ray.policies.seams import Model, Shares
@@ -32,7 +31,7 @@ as the backward one. The records hold the end of the last gradient alone, so it 
 _SAME_SIZE = 1.05
 """Sizes within 5 % say nothing about a slope."""
 
-_FAR_ROWS = 2.0**30
+_LEAST_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +133,7 @@ class AffineModel:
     log: RunLog
 
     @property
-    def lines(self) -> CurveSet | None:
+    def lines(self) -> LineSet | None:
         """Every rank's line, ready to be asked; through the origin while a rank has run one size. None: no step yet."""
         return _lines(self.log, 0.0)
 
@@ -196,7 +195,7 @@ def _model(state: AffineState) -> AffineModel:
 
 
 @lru_cache(maxsize=4)
-def _lines(log: RunLog, constant_share: float) -> CurveSet | None:
+def _lines(log: RunLog, constant_share: float) -> LineSet | None:
     """Fit every rank's line, once for all that is asked of a log.
 
     ``constant_share`` is the part of the time at one size that no row changes, of ranks that have run no other.
@@ -215,7 +214,8 @@ def _lines(log: RunLog, constant_share: float) -> CurveSet | None:
     known = [line for line in lines if line is not None]
     # A rank that never had a row counts as the middle one of the others, by rows per second.
     middle = sorted(known, key=lambda line: line[0])[len(known) // 2]
-    return CurveSet([_curve(*(middle if line is None else line)) for line in lines])
+    row_s, fixed_s = np.array([middle if line is None else line for line in lines]).T
+    return LineSet(np.maximum(fixed_s, _LEAST_S), row_s)
 
 
 def _line(rows: IntArray, own_s: FloatArray, counts: IntArray, constant_share: float) -> tuple[float, float]:
@@ -226,12 +226,3 @@ def _line(rows: IntArray, own_s: FloatArray, counts: IntArray, constant_share: f
     root = np.sqrt(counts) / own_s
     (row_s, fixed_s), _ = nnls(np.stack([rows * root, root], axis=1), np.sqrt(counts))
     return float(row_s), float(fixed_s)
-
-
-def _curve(row_s: float, fixed_s: float) -> StepTimeCurve:
-    begin_s = max(fixed_s, 1e-9)
-    return StepTimeCurve(
-        knot_rows=read_only([0.0, _FAR_ROWS], np.float64),
-        knot_s=read_only([begin_s, begin_s + row_s * _FAR_ROWS], np.float64),
-        max_trusted_rows=int(_FAR_ROWS),
-    )
