@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import io
+import os
 import urllib.request
 import zipfile
 from collections import Counter
@@ -133,7 +134,7 @@ def unpack(archive: bytes, folder: Path, sha256: str) -> None:
     with zipfile.ZipFile(io.BytesIO(archive)) as files:
         for part in _PARTS:
             name = f"wiki.{part}.tokens"
-            # In two moves, so that half a file is never taken for one.
-            partial = folder / f"{name}.partial"
+            # In two moves and each process for itself, so that half a file is never taken for one.
+            partial = folder / f"{name}.{os.getpid()}.partial"
             partial.write_bytes(files.read(f"wikitext-2/{name}"))
             partial.replace(folder / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -37,13 +38,15 @@ def tune_cells(name: str, cells: Sequence[Cell], folder: Path, *, jobs: int) -> 
     """Play all cells of a matrix that have no result in its folder, on the cluster that this process is connected to.
 
     Raises:
-        RuntimeError: cells that failed twice, each named with its own error; or the sweep was interrupted.
+        RuntimeError: cells that failed twice, each named with its own error; or the sweep was interrupted; or another
+            process plays this matrix at this moment.
     """
-    found = _fit(name, cells, folder.resolve(), jobs)
-    if any(not result_file(folder, key).exists() for key in found.done):
-        # Tune takes them for played, and would not play them again.
-        shutil.rmtree(folder / _RECORD)
+    with _alone(folder):
         found = _fit(name, cells, folder.resolve(), jobs)
+        if any(not result_file(folder, key).exists() for key in found.done):
+            # Tune takes them for played, and would not play them again.
+            shutil.rmtree(folder / _RECORD)
+            found = _fit(name, cells, folder.resolve(), jobs)
     missing = [cell.key for cell in cells if not result_file(folder, cell.key).exists()]
     if found.errors:
         lines = [f"  {key}: {words}" for key, words in found.errors.items()]
@@ -52,6 +55,17 @@ def tune_cells(name: str, cells: Sequence[Cell], folder: Path, *, jobs: int) -> 
         raise RuntimeError(
             f"{name!r} was interrupted: {len(missing)} of {len(cells)} cells are missing; the same command goes on"
         )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second command away from Tune's record; the system lets go of it when this process ends, however."""
+    with (folder / "lock").open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RuntimeError(f"{folder} is being played by another process: wait for it, or give --out") from error
+        yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,6 +199,15 @@ def test_a_record_that_was_killed_at_birth_is_not_gone_on_from(tmp_path):
     assert not _is_whole(tmp_path)
 
 
+def test_a_matrix_is_played_by_one_process_at_a_time(tmp_path):
+    from experiments.lab.tune import _alone, tune_cells
+
+    with _alone(tmp_path), pytest.raises(RuntimeError, match="is being played by another process: wait for it"):
+        tune_cells("try", CELLS, tmp_path, jobs=1)
+    with _alone(tmp_path):
+        pass
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_cell_that_fails_is_tried_twice_and_named_with_its_own_error(tmp_path):
