@@ -4,7 +4,8 @@
 
 A trigger and a search need a split to act on, so that "alone" is what they add to bsp with a split. Where the table
 has rows for Ax, searches are answered by the real helper process, also where curves are smooth and there is nothing
-that it could find; elsewhere nobody answers, and ``rex`` is ``rex`` without Ax.
+that it could find; elsewhere nobody answers, and ``rex`` is ``rex`` without Ax. Control is charged as measured: what a
+part gives is what is left when its own cost has been paid.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ VARIANTS = (
 """Alone: the part is added to ``against``. Removed: it is taken from ``rex``. The gate is asked by growth; its "alone"
 is what growth is without it."""
 
-_CELL = Cell(method="rex", workload="resnet18", cluster="4xT4,4xV100")
+_CELL = Cell(method="rex", workload="resnet18", cluster="4xT4,4xV100", charges="measured")
 WORLDS = {
     "static": replace(_CELL, search="helper"),
     "static, V100-gavel": replace(_CELL, cluster="4xT4,4xV100-gavel"),
@@ -83,7 +84,9 @@ def _variants(world: Cell) -> list[Variant]:
 def _cell(world: Cell, variant: Variant) -> Cell:
     # A search that is off has nobody to ask: the cell says so, and shares its result with the other experiments.
     search = "none" if variant.options.get("search") == "off" or variant.options.get("split") == "off" else world.search
-    return replace(world, options=variant.options, search=search)
+    # Without any part nothing is measured, and nothing is charged.
+    charges = "none" if variant.options == _BARE else world.charges
+    return replace(world, options=variant.options, search=search, charges=charges)
 
 
 def _control(world: Cell, method: str) -> Cell:
@@ -166,7 +169,7 @@ def study(settings: Settings, run: Runner) -> Study:
         findings=Findings(
             figures={name: float(value) for name, value in figures.items() if value is not None},
             tables={"ablation": rows},
-            settings={"B": 256, "workload": _CELL.workload},
+            settings={"B": 256, "workload": _CELL.workload, "charges": _CELL.charges},
         ),
         comparison=compared,
         headline=compared.worlds()[0],

@@ -90,7 +90,7 @@ CONSTANTS = (
 )
 """The main constants of growth, split, trigger and search."""
 
-_CELL = Cell(method="rex", workload="resnet18", cluster="4xT4,4xV100")
+_CELL = Cell(method="rex", workload="resnet18", cluster="4xT4,4xV100", charges="measured")
 WORLDS = {
     "static": _CELL,
     "transient": replace(_CELL, disturbance="random:1"),
@@ -153,7 +153,11 @@ def study(settings: Settings, run: Runner) -> Study:
     figures = {f"largest_effect_pct_{world}": _largest_of(rows, world) for world in worlds}
     compared = played.comparison((_named(cell), cell) for cell in {cell.key: cell for cell in cells}.values())
     return Study(
-        findings=Findings(figures=figures, tables={"sensitivity": rows}, settings={"B": 256, "cluster": _CELL.cluster}),
+        findings=Findings(
+            figures=figures,
+            tables={"sensitivity": rows},
+            settings={"B": 256, "cluster": _CELL.cluster, "charges": _CELL.charges},
+        ),
         comparison=compared,
         headline=compared.worlds()[0],
     )

@@ -6,7 +6,7 @@ import pytest
 
 from experiments._harness import Settings
 from experiments._matrix import Played
-from experiments.ablation import VARIANTS, WORLDS, study, variant_rows
+from experiments.ablation import VARIANTS, WORLDS, _cell, study, variant_rows
 from experiments.lab.cells import Result
 from experiments.lab.play import play
 from rex_ray.policies.registry import make_policy, policy_options
@@ -33,6 +33,13 @@ def test_every_part_is_both_added_and_removed():
     added = {variant.part for variant in VARIANTS if variant.part and variant.against != "rex"}
     removed = {variant.part for variant in VARIANTS if variant.part and variant.against == "rex"}
     assert added == removed == {"growth", "gate", "split", "trigger", "search"}
+
+
+def test_whoever_measures_or_searches_pays_for_it():
+    for world in WORLDS.values():
+        charged = {variant.name: _cell(world, variant).charges for variant in VARIANTS}
+        assert charged.pop("bsp") == "none"
+        assert set(charged.values()) == {"measured"}
 
 
 class Constant(dict):
