@@ -23,13 +23,12 @@ from rex_ray.core.errors import ConfigError
 from workloads.cifar_files import CIFAR, CifarName, read_cifar
 from workloads.images import ByteImages, count_correct, no_answer_is_named, seed_chance, warn_of_batch_norm
 from workloads.learning.files import CACHE as DECODED
-from workloads.learning.files import load_cifar10
+from workloads.learning.files import JPEGS, load_cifar10
 from workloads.resnet import Norm, SmallColourCNN, resnet18_32px
 
 __all__ = ["MODELS", "load_split", "main", "train_loop"]
 
 CACHE = Path.home() / ".cache" / "rex_ray" / "cifar"
-JPEGS = "cifar10_jpeg.npz"
 MODELS = {"resnet18": resnet18_32px, "cnn": SmallColourCNN}
 _USUAL_NORM: dict[str, Norm] = {"resnet18": "batch", "cnn": "group"}
 

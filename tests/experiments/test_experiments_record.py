@@ -11,6 +11,7 @@ import pytest
 from experiments import static, transient
 from experiments._harness import Findings, Settings
 from experiments._matrix import Played
+from experiments.lab import tasks
 from experiments.lab.cells import TRACE, Cell
 from experiments.lab.charts import metric_chart, times_chart
 from experiments.lab.fixed import BATCH_OPTION, FIXED, PILOT_SEEDS
@@ -19,6 +20,7 @@ from experiments.lab.play import play
 from experiments.lab.record import record
 from experiments.lab.study import Study
 from experiments.lab.tables import Comparison
+from rex_ray.core.errors import ConfigError
 
 METHODS = ("bsp", "cannikin", "rex", "oracle", "oracle_delayed", "best_fixed_equal")
 
@@ -162,3 +164,18 @@ def test_the_headline_matrices_have_what_they_promise(experiment):
     assert {"oracle", "oracle_delayed", "best_fixed_equal", "best_fixed_balanced"} <= methods
     quick = experiment.cells_of(Settings(quick=True), "digits")
     assert {cell.seed for cell in quick} == {0, 1}
+
+
+def test_data_that_are_at_hand_and_damaged_are_not_changed_for_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "SHARED", tmp_path)
+
+    def refused(name):
+        if name in {"cifar10", "fashion_mnist"}:
+            raise ConfigError("damaged or not there")
+
+    monkeypatch.setattr(tasks, "load_task", refused)
+    assert tasks.real_task(quick=False) == "digits"
+    (tmp_path / "cifar10_jpeg.npz").touch()
+    with pytest.raises(ConfigError, match="damaged"):
+        tasks.real_task(quick=False)
+    assert tasks.real_task(quick=True) == "digits"

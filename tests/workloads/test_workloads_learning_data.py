@@ -81,6 +81,25 @@ def test_files_that_are_missing_or_do_not_fit_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "cifar10_jpeg.npz", jpeg=np.zeros(3, np.uint8))
     with pytest.raises(ConfigError, match="lacks is_train, label, offset"):
         load_cifar10(tmp_path, tmp_path)
+    for content in (b"version https://git-lfs.github.com/spec/v1", b"PK\x03\x04 and no more", b""):
+        (tmp_path / "cifar10_jpeg.npz").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"cifar10_jpeg\.npz is damaged or no npz of JPEGs .* fetch it again"):
+            load_cifar10(tmp_path, tmp_path)
+    write_jpegs(tmp_path, 6)
+    with np.load(tmp_path / "cifar10_jpeg.npz") as stored:
+        arrays = dict(stored)
+    np.savez(tmp_path / "cifar10_jpeg.npz", **{**arrays, "jpeg": np.zeros_like(arrays["jpeg"])})
+    with pytest.raises(ConfigError, match=r"is damaged .*cannot identify image"):
+        load_cifar10(tmp_path, tmp_path)
+
+
+def test_marks_may_be_numbers(tmp_path: Path) -> None:
+    write_jpegs(tmp_path, 6)
+    with np.load(tmp_path / "cifar10_jpeg.npz") as stored:
+        arrays = dict(stored)
+    np.savez(tmp_path / "cifar10_jpeg.npz", **{**arrays, "is_train": arrays["is_train"].astype(np.uint8)})
+    train, test = load_cifar10(tmp_path, tmp_path / "cache")
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 1, 2, 3], [4, 5])
 
 
 def test_idx_files_become_images(tmp_path: Path) -> None:

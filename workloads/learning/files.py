@@ -5,7 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +19,10 @@ from rex_ray.core.errors import ConfigError
 from workloads.idx import find_idx, read_idx
 from workloads.learning.images import Images
 
-__all__ = ["CACHE", "load_cifar10", "load_fashion_mnist"]
+__all__ = ["CACHE", "JPEGS", "load_cifar10", "load_fashion_mnist"]
 
 CACHE = Path.home() / ".cache" / "rex_ray" / "cifar10"
-_NAME = "cifar10_jpeg.npz"
+JPEGS = "cifar10_jpeg.npz"
 
 
 def load_cifar10(folder: Path, cache: Path = CACHE) -> tuple[Images, Images]:
@@ -31,25 +36,38 @@ def load_cifar10(folder: Path, cache: Path = CACHE) -> tuple[Images, Images]:
     Raises:
         ConfigError: the file is missing or is not what it should be.
     """
-    path = folder / _NAME
+    path = folder / JPEGS
     if not path.is_file():
-        raise ConfigError(f"{folder} holds no {_NAME}; give data_dir, or train fashion_mnist instead")
-    with np.load(path, allow_pickle=False) as stored:
+        raise ConfigError(f"{folder} holds no {JPEGS}; give data_dir, or train fashion_mnist instead")
+    with _arrays(path) as stored:
         missing = {"jpeg", "offset", "label", "is_train"} - set(stored.files)
         if missing:
             raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}; it must hold the JPEGs and their labels")
-        offset, label, is_train = stored["offset"], stored["label"], stored["is_train"]
+        offset, label, is_train = stored["offset"], stored["label"], stored["is_train"].astype(np.bool_)
         if not len(offset) - 1 == len(label) == len(is_train):
             raise ConfigError(f"{path}: {len(offset) - 1} images, {len(label)} labels and {len(is_train)} marks differ")
         jpeg = stored["jpeg"]
         kept = cache / f"{hashlib.sha256(jpeg.tobytes()).hexdigest()[:16]}.npy"
         pixels = np.load(kept, mmap_mode="r") if kept.is_file() else _decoded(jpeg, offset)
+    if len(pixels) != len(label):
+        raise ConfigError(f"{kept} holds {len(pixels)} images, not {len(label)}; remove it, and they are decoded again")
     if not kept.is_file():
         _write(kept, pixels)
     return (
         Images(pixels=pixels[is_train], labels=label[is_train]),
         Images(pixels=pixels[~is_train], labels=label[~is_train]),
     )
+
+
+@contextmanager
+def _arrays(path: Path) -> Iterator[Any]:
+    """Open an npz; whatever damaged bytes make of its arrays and of the images in them is named."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            yield stored
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"{path} is damaged or no npz of JPEGs ({first}); fetch it again") from error
 
 
 def load_fashion_mnist(folder: Path) -> tuple[Images, Images]:
