@@ -64,7 +64,7 @@ VARIANTS = (
 """Alone: the part is added to ``against``. Removed: it is taken from ``rex``. The gate is asked by growth; its "alone"
 is what growth is without it."""
 
-_CELL = Cell(method="rex", workload="resnet18", cluster="4xT4,4xV100", charges="measured")
+_CELL = Cell(method="rex", workload="resnet18", cluster="4xT4,4xV100", charges="host")
 WORLDS = {
     "static": replace(_CELL, search="helper"),
     "static, V100-gavel": replace(_CELL, cluster="4xT4,4xV100-gavel"),

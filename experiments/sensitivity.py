@@ -90,7 +90,7 @@ CONSTANTS = (
 )
 """The main constants of growth, split, trigger and search."""
 
-_CELL = Cell(method="rex", workload="resnet18", cluster="4xT4,4xV100", charges="measured")
+_CELL = Cell(method="rex", workload="resnet18", cluster="4xT4,4xV100", charges="host")
 WORLDS = {
     "static": _CELL,
     "transient": replace(_CELL, disturbance="random:1"),

@@ -86,7 +86,7 @@ def study(settings: Settings, run: Runner) -> Study:
                 "trace_bsp_B": 256,
                 "num_seeds": len({cell.seed for cell in cells}),
                 "pilot_seeds": ",".join(map(str, PILOT_SEEDS)),
-                "charges": "measured",
+                "charges": "host",
                 "recordings": "yes" if _has_recordings() else "none at hand: no row for alibaba",
             },
         ),

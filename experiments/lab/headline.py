@@ -52,7 +52,7 @@ def real_cells(task: str, methods: Sequence[str], *, seed: int, disturbance: str
             learner=task,
             global_batch_size=REFERENCE_BATCHES[task],
             disturbance=disturbance,
-            charges="measured",
+            charges="host",
             search="helper" if method.startswith("rex") else "none",
         )
         for method in sorted(methods, key=_APART.index)
@@ -71,7 +71,7 @@ def trace_cells(cluster: str, methods: Sequence[str], *, seed: int, disturbance:
             seed=seed,
             noise=noise,
             disturbance=disturbance,
-            charges="measured",
+            charges="host",
         )
         for method in methods
     ]

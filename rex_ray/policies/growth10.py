@@ -7,9 +7,9 @@ rate following the root of the batch.
 
 What is done here: the noise scale stands for the similarity, since both say how much of a gradient is noise (two
 halves of a batch ``B`` are as similar as ``1 / (1 + 2 phi / B)``; ``phi > B`` is a similarity below a third); a
-decision is taken at every block of four measured steps, 16 steps at the usual interval of four; nothing shrinks, as
-the REX paper has it; the learning rate follows AdaScale's gain, ``lr_rule="sqrt"`` gives the other. No goodput is
-asked: the batch grows to what the noise allows, whatever a step then costs.
+decision is taken at every block of four measured steps, which are 4 steps in the first 40 of each batch and 16 later
+on; nothing shrinks, as the REX paper has it; the learning rate follows AdaScale's gain, ``lr_rule="sqrt"`` gives the
+other. No goodput is asked: the batch grows to what the noise allows, whatever a step then costs.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class _Group:
     def _count(self, stretch: Stretch, step: int, num_rows: int) -> None:
         at = step - stretch.first_step
         step_s = stretch.step_s[at]
-        is_switch = step > 0 and step == self.allocations[-1][0]
+        is_switch = step > 0 and step == self.allocations[-1][0] and self._has_other_shares()
         charge_s = self.scenario.charges.of_step(step_s, is_searching=bool(self.answers), is_switch=is_switch)
         self.now_s += step_s + charge_s
         self.charges_s.append(charge_s)
@@ -229,6 +229,11 @@ class _Group:
         self.num_rows.append(num_rows)
         if self.keeps_all:
             self.own_s.append(stretch.own_s[at])
+
+    def _has_other_shares(self) -> bool:
+        """Whether the newest allocation is more than another learning rate."""
+        (_, before), (_, now) = self.allocations[-2:]
+        return before.local_batch_sizes != now.local_batch_sizes
 
     def _move_on(self, num_rows: int) -> None:
         self.cursor += num_rows

@@ -67,7 +67,7 @@ def test_a_run_that_missed_its_target_is_no_figure():
 
 def test_worlds_run_the_method_as_it_is():
     assert all(world.method in METHODS and not world.options for world in WORLDS.values())
-    assert all(world.charges == "measured" for world in WORLDS.values()), "searches and measuring are not free"
+    assert all(world.charges == "host" for world in WORLDS.values()), "searches and measuring are not free"
 
 
 @pytest.mark.slow

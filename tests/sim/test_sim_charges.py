@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from rex_ray.control.controller import Controller
 from rex_ray.control.events import Event, SearchFailed
 from rex_ray.core.errors import ConfigError
 from rex_ray.policies.registry import make_policy
-from rex_ray.sim import FREE, Charges, SimulatedRun, charges_of, mixed_cluster, simulate
+from rex_ray.scenario import load_learning
+from rex_ray.sim import FREE, Charges, SimulatedRun, TraceLearner, charges_of, mixed_cluster, simulate
+from rex_ray.sim.gradients import NoisyGradients
 
 SCENARIO = mixed_cluster(("T4", "T4", "V100", "V100"), "resnet50", global_batch_size=256)
 
@@ -57,6 +60,23 @@ def test_every_switch_is_charged_once_at_its_first_step_and_the_first_allocation
     expected[first_steps] = 2.0 + 8.0 * run.step_s[first_steps]
     assert run.step_charges_s == pytest.approx(expected)
     assert run.total_s == pytest.approx(run.step_s.sum() + run.charged_s)
+
+
+def test_another_learning_rate_is_no_switch():
+    """Only shares are shapes: a rate that follows the noise scale has no kernel tuned anew."""
+    learning = load_learning("resnet50")
+    world = mixed_cluster(("T4", "T4", "V100", "V100"), "resnet50", global_batch_size=256, steps_per_epoch=400)
+    learner = TraceLearner(learning=learning, reference_batch_size=256, gradients=NoisyGradients(seed=1))
+    run = simulate(
+        Controller(make_policy("rex")),
+        replace(world, charges=Charges(switch_s=1.0)),
+        num_steps=1500,
+        learner=learner,
+    )
+    moves = [(old, new) for (_, old), (_, new) in pairwise(run.allocations)]
+    reshaped = [old.local_batch_sizes != new.local_batch_sizes for old, new in moves]
+    assert not all(reshaped), "a run without a change of the rate alone shows nothing"
+    assert run.charged_s == pytest.approx(sum(reshaped))
 
 
 def test_the_helper_is_charged_for_while_it_works():
