@@ -52,7 +52,8 @@ def record(folder: Path, name: str, command: str, settings: Settings, study: Stu
     _write_csv(folder / "cells.csv", cells)
     curves: list[Row] = [
         {
-            "key": cell.key,
+            "learner": cell.learner,
+            "cluster": cell.cluster,
             "method": cell.method,
             "disturbance": cell.disturbance,
             "seed": cell.seed,
