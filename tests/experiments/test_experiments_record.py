@@ -79,7 +79,9 @@ def test_a_record_is_whole_and_the_same_bytes_twice(study, tmp_path):
     curves = list(csv.DictReader((tmp_path / "one" / "curves.csv").open()))
     assert len(curves) == 2 * len(METHODS) * 4
     # Each is found among the cells by what it is.
-    assert {(row["learner"], row["cluster"], row["disturbance"]) for row in curves} == {("digits", "2xT4,2xV100", "none")}
+    assert {(row["learner"], row["cluster"], row["disturbance"]) for row in curves} == {
+        ("digits", "2xT4,2xV100", "none")
+    }
     page = (tmp_path / "one" / "index.html").read_text()
     assert page.count("data:image/png;base64,") == 4
     assert re.search(r"(src|href)=\"(?!data:)", page) is None
