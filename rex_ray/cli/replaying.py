@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from rex_ray.control.journalled import library_versions
 from rex_ray.control.replay import ReplayReport, replay
 from rex_ray.report.build import build_run
 from rex_ray.report.load import find_journal, load_journal, run_name
+from rex_ray.report.schema import DecisionRow
 from rex_ray.report.tables import DECISION_COLUMNS, decision_rows
 
 __all__ = ["replay_run"]
 
 _MOST_DIFFERENCES = 10
-_LEFT_OUT = frozenset({"test"})  # a terminal is narrow, and the reason names the test as well
 
 
 def replay_run(run: Path, console: Console) -> bool:
@@ -27,17 +27,23 @@ def replay_run(run: Path, console: Console) -> bool:
     name = run_name(find_journal(run))
     data = build_run(name, journal.header.policy, {}, journal.entries)
     if data.decisions:
-        table = Table(title=f"{name}: {data.policy}, {data.outcome}", title_justify="left", box=None)
-        shown = [index for index, column in enumerate(DECISION_COLUMNS) if column not in _LEFT_OUT]
-        for index in shown:
-            table.add_column(DECISION_COLUMNS[index], overflow="fold")
-        for row in decision_rows(data.decisions):
-            table.add_row(*(escape(row[index].replace("\u00a0", "")) for index in shown))
-        console.print(table)
+        console.print(f"{escape(name)}: {data.policy}, {escape(data.outcome)}", soft_wrap=True, highlight=False)
+        _print_decisions(data.decisions, console)
     else:
         console.print(f"{escape(name)}: {data.policy}, {escape(data.outcome)}; no decisions")
     _print_outcome(outcome, console)
     return outcome.is_identical
+
+
+def _print_decisions(decisions: Sequence[DecisionRow], console: Console) -> None:
+    """Two lines each: in a terminal a column for reasons is too narrow to be read."""
+    for row in decision_rows(decisions):
+        cells = dict(zip(DECISION_COLUMNS, row, strict=True))
+        known = [
+            f"{name} {cells[name]}" for name in ("decided", "applied", "predicted", "measured") if cells[name] != "–"
+        ]
+        line = f"  {cells['#']}: {cells['rows per rank']}; {', '.join(known)}".replace("\u00a0", "")
+        console.print(f"{escape(line)}\n    [dim]{escape(cells['reason'])}[/]", soft_wrap=True, highlight=False)
 
 
 def _print_outcome(outcome: ReplayReport, console: Console) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from rex_ray.cli import main
+from rex_ray.control.notes import Decided
+from rex_ray.report.load import load_journal
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -129,6 +131,16 @@ def test_replay_of_a_true_journal_is_identical(capsys: pytest.CaptureFixture[str
     assert code == 0
     assert "identical" in out
     assert "16" in out
+
+
+def test_a_replay_shows_every_reason_whole_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], recorded_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = run_cli(capsys, "replay", str(recorded_run))
+    notes = [note for note in load_journal(recorded_run).notes if isinstance(note, Decided)]
+    assert len(notes) > 1
+    assert all(note.reason in out for note in notes)
 
 
 def forge(recorded_run: Path, copy: Path) -> None:
