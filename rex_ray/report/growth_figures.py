@@ -59,10 +59,12 @@ def noise_figure(noise: NoiseSeries, groups: Sequence[GroupData]) -> Figure:
 
 
 def _rows(power: int) -> str:
-    """``2 ** power`` rows, in units of 1,024 where that is more than four figures; less than a row has no name."""
+    """``2 ** power`` rows, in units of 1,024 or its square where that is shorter; less than a row has no name."""
     if power < 0:
         return ""
-    return str(2**power) if power < 13 else f"{2 ** (power - 10):,}k"
+    if power < 13:
+        return str(2**power)
+    return f"{2 ** (power - 10)}k" if power < 20 else f"{2 ** (power - 20)}M"
 
 
 def growth_figure(decisions: Sequence[DecisionRow], groups: Sequence[GroupData]) -> Figure | None:

@@ -95,6 +95,13 @@ def test_a_noise_scale_that_was_always_hidden_still_shows_the_batch() -> None:
     assert "<svg" in noise_figure(noise, [make_group([[32, 32]], [0] * 70)]).wide
 
 
+def test_rows_by_the_million_are_named_in_millions() -> None:
+    noise = make_noise([64.0, 2.0**24], [64] * 2, [0.5] * 2)
+    drawing = noise_figure(noise, [make_group([[32, 32]], [0] * 70)]).wide
+    assert re.search(r">\d{1,3}M<", drawing)
+    assert not re.search(r">[\d,]{4,}k<", drawing)
+
+
 def test_batch_and_learning_rate_are_drawn_as_multiples_and_only_where_they_change() -> None:
     group = make_group([[32, 32]], [0] * 50)
     first = DecisionRow(
