@@ -25,10 +25,10 @@ from __future__ import annotations
 from rex_ray.core.errors import ConfigError
 from rex_ray.policies.bsp import NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
+from rex_ray.policies.growth.beside_whole_steps import BesideWholeSteps
 from rex_ray.policies.growth.by_noise_scale import LRChoice, NoiseScaleGrowth
 from rex_ray.policies.growth.rules import GoodputOptimal
 from rex_ray.policies.growth.state import GrowthState
-from rex_ray.policies.growth.whole_steps import WholeSteps
 from rex_ray.policies.split.throughput import ThroughputSplit, ThroughputState
 
 __all__ = ["goodput_growth", "pollux"]
@@ -36,7 +36,7 @@ __all__ = ["goodput_growth", "pollux"]
 
 def goodput_growth(
     method: str, *, min_gain: float, num_points: int, decide_steps: int, lr_rule: LRChoice
-) -> WholeSteps:
+) -> BesideWholeSteps:
     """Build growth to the best goodput on a split's model of whole steps, for the policy ``method``.
 
     Raises:
@@ -47,7 +47,7 @@ def goodput_growth(
     if num_points < 2:
         raise ConfigError(f"option 'num_points' of policy {method!r} must be at least 2 batches, got {num_points}")
     rule = GoodputOptimal(min_gain=min_gain, num_points=num_points)
-    return WholeSteps(inner=NoiseScaleGrowth(rule=rule, lr_rule=lr_rule), decide_steps=decide_steps)
+    return BesideWholeSteps(inner=NoiseScaleGrowth(rule=rule, lr_rule=lr_rule), decide_steps=decide_steps)
 
 
 def pollux(

@@ -15,11 +15,11 @@ from rex_ray.policies.growth.by_noise_scale import NoiseScaleGrowth
 from rex_ray.policies.growth.state import GrowthState
 from rex_ray.policies.seams import BatchPlan, Model
 
-__all__ = ["WholeSteps"]
+__all__ = ["BesideWholeSteps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeSteps:
+class BesideWholeSteps:
     """``inner``, shown steps without a reduction, and if wanted other periods than epochs.
 
     Attributes:
