@@ -54,6 +54,11 @@ def play_trace(cell: Cell) -> Result:
 
 def _oracle(cell: Cell, scenario: Scenario, learning: LearningCurve) -> Played:
     run = oracle_run(
-        scenario.timelines, scenario.network, learning, cell.global_batch_size, delay_steps=DELAYS[cell.method]
+        scenario.timelines,
+        scenario.network,
+        learning,
+        cell.global_batch_size,
+        delay_steps=DELAYS[cell.method],
+        dataset_size=learning.dataset_size,
     )
     return played_by_oracle(scenario, run.global_batch_size, DELAYS[cell.method])

@@ -204,8 +204,17 @@ def _play(world: World, scenario: Scenario, header: Header, oracle_s: float, jou
 
 def _oracle(world: World, scenario: Scenario, seed: int, delay_steps: int) -> _Run:
     learning, reference = world.learning, world.reference_batch_size
-    run = oracle_run(scenario.timelines, scenario.network, learning, reference, delay_steps=delay_steps)
-    known = oracle_run(scenario.timelines, scenario.network, learning, reference) if delay_steps else run
+    run, known = (
+        oracle_run(
+            scenario.timelines,
+            scenario.network,
+            learning,
+            reference,
+            delay_steps=delay,
+            dataset_size=scenario.problem.dataset_size,
+        )
+        for delay in (delay_steps, 0)
+    )
     return _Run(
         policy="oracle_delayed" if delay_steps else "oracle",
         seed=seed,

@@ -111,6 +111,18 @@ def test_without_a_script_the_run_to_the_target_is_the_integral():
     assert slowed.step_s.size == run.step_s.size
 
 
+@pytest.mark.parametrize("dataset_size", [2500, 50_000])
+def test_with_epochs_every_last_step_has_the_rest_and_costs_time(dataset_size):
+    learning, network = load_learning("resnet18"), load_network("resnet18")
+    endless = oracle_run(timelines(), network, learning, 256)
+    run = oracle_run(timelines(), network, learning, 256, dataset_size=dataset_size)
+    ends = np.cumsum(run.global_batch_size) % dataset_size == 0
+    assert ends.sum() == run.global_batch_size.sum() // dataset_size
+    within = np.delete(run.global_batch_size, np.flatnonzero(ends))
+    assert within.min() >= 256
+    assert endless.total_s < run.total_s < 1.5 * endless.total_s
+
+
 def test_a_batch_that_does_not_fit_is_refused():
     with pytest.raises(InfeasibleError):
         ScriptedOracle(timelines=timelines(workload="resnet50"), network=QUIET, num_steps=5).step_s(5000)
