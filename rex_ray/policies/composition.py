@@ -17,7 +17,7 @@ from rex_ray.core.observations import (
     TelemetryGap,
     TrialRequested,
 )
-from rex_ray.core.types import Allocation, Problem
+from rex_ray.core.types import Allocation, IntArray, Problem
 from rex_ray.policies.base import (
     ChangeGlobalBatch,
     Decision,
@@ -29,9 +29,9 @@ from rex_ray.policies.base import (
     Search,
     TellTrial,
 )
-from rex_ray.policies.limits import equal_shares, resumed_shares, share_bounds
+from rex_ray.policies.limits import equal_shares, known_bounds, resumed_shares
 from rex_ray.policies.patience import PATIENT_STEPS, is_due
-from rex_ray.policies.seams import Alarm, BatchPlan, Growth, SearchPart, SearchView, Split, Trigger
+from rex_ray.policies.seams import Alarm, BatchPlan, Growth, Model, SearchPart, SearchView, Split, Trigger
 from rex_ray.policies.split.doubted import DoubtedModel
 
 __all__ = ["Composition", "CompositionState"]
@@ -101,7 +101,8 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         rows = batch.global_batch_size
         shares, split = self.split.init(problem, prior.split if prior else None, current, rows)
         if "split" in self.advising:
-            shares = resumed_shares(problem, current, rows) or equal_shares(problem, rows)
+            fits = _fits(self.split.model(split))
+            shares = resumed_shares(problem, current, rows, fits) or equal_shares(problem, rows, fits)
         trigger = self.trigger.init(problem, prior.trigger if prior else None)
         search = self.search.init(problem, prior.search if prior else None)
         state = CompositionState(problem=problem, growth=growth, split=split, trigger=trigger, search=search)
@@ -142,8 +143,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         What it has learnt of them is a limit of today and no part of the problem: they may turn out larger.
         """
         _, split = self.split.init(problem, prior.split, None, problem.global_batch_size)
-        model = self.split.model(split)
-        fits = None if model is None else model.max_rows()
+        fits = _fits(self.split.model(split))
         if fits is None or int(fits.sum()) >= current.global_batch_size:
             return current
         workers = tuple(
@@ -153,7 +153,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         batch, _ = self.growth.init(replace(problem, workers=workers), prior.growth, current)
         if batch.global_batch_size >= current.global_batch_size:
             return current
-        shares = equal_shares(problem, batch.global_batch_size)
+        shares = equal_shares(problem, batch.global_batch_size, fits)
         return Allocation(version=current.version, local_batch_sizes=shares, lr_factor=batch.lr_factor)
 
     def _judge(
@@ -269,7 +269,8 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         if state.allocation is not None and batch.global_batch_size == state.allocation.global_batch_size:
             shares = state.allocation.local_batch_sizes
         elif "split" in self.advising and state.allocation is not None:
-            lower, upper = share_bounds(state.problem, batch.global_batch_size)
+            fits = _fits(self.split.model(state.split))
+            lower, upper = known_bounds(state.problem, batch.global_batch_size, fits)
             present = state.allocation.local_batch_sizes
             shares = tuple(apportion(batch.global_batch_size, present, lower, upper).tolist())
         else:
@@ -305,6 +306,11 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         if plan is not None and plan.global_batch_size == answer.proposal.global_batch_size:
             rate = rate if "growth" in self.advising else plan.lr_factor
         return replace(answer, proposal=replace(answer.proposal, lr_factor=rate))
+
+
+def _fits(model: Model | None) -> IntArray | None:
+    """Return the most rows per rank that memories are known to hold, shape ``[n]``; None: nothing is known."""
+    return None if model is None else model.max_rows()
 
 
 def _is_mere_rate(asked: ChangeGlobalBatch | Allocation, present: Allocation | None) -> bool:

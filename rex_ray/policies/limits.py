@@ -64,16 +64,25 @@ def equal_shares(problem: Problem, global_batch_size: int, fits: IntArray | None
     return tuple(int(share) for share in shares)
 
 
-def resumed_shares(problem: Problem, current: Allocation | None, global_batch_size: int) -> tuple[int, ...] | None:
-    """Return the shares that training resumes from, if this group can still run them."""
+def resumed_shares(
+    problem: Problem, current: Allocation | None, global_batch_size: int, fits: IntArray | None = None
+) -> tuple[int, ...] | None:
+    """Return the shares that training resumes from, if this group can still run them.
+
+    Args:
+        problem: the group and its limits; its ranks may be on other kinds of device than those that ran the shares.
+        current: what training resumes from.
+        global_batch_size: rows of a step.
+        fits: most rows per rank that memory has shown to hold, shape ``[n]``, see ``known_bounds``.
+    """
     if current is None or len(current.local_batch_sizes) != problem.num_workers:
         return None
     if current.global_batch_size != global_batch_size:
         return None
-    lower, upper = share_bounds(problem, global_batch_size)
+    lower, upper = known_bounds(problem, global_batch_size, fits)
     sizes = np.array(current.local_batch_sizes, dtype=np.int64)
-    fits = bool(((lower <= sizes) & (sizes <= upper)).all())
-    return current.local_batch_sizes if fits else None
+    is_held = bool(((lower <= sizes) & (sizes <= upper)).all())
+    return current.local_batch_sizes if is_held else None
 
 
 def known_bounds(problem: Problem, global_batch_size: int, fits: IntArray | None) -> tuple[IntArray, IntArray]:

@@ -65,8 +65,9 @@ class AffineSplit:
         """Begin with the shares that training resumes from, else equal ones. A line is a rank's: none carries over."""
         devices = tuple(worker.device for worker in problem.workers)
         memory = MemoryBook.empty(devices, prior.memory if prior else None)
-        shares = resumed_shares(problem, current, global_batch_size)
-        shares = shares or equal_shares(problem, global_batch_size, memory.max_rows(problem.workers))
+        fits = memory.max_rows(problem.workers)
+        shares = resumed_shares(problem, current, global_batch_size, fits)
+        shares = shares or equal_shares(problem, global_batch_size, fits)
         return shares, AffineState(problem=problem, memory=memory, log=RunLog())
 
     def observe(self, state: AffineState, step: StepObserved, use: BoolArray | None = None) -> AffineState:
@@ -126,7 +127,7 @@ class AffineSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AffineModel:
-    """Straight lines per worker, and times of *whole* steps, overlap included (see ``growth.whole_steps``)."""
+    """Straight lines per worker, and times of *whole* steps, overlap included (see ``growth.beside_whole_steps``)."""
 
     problem: Problem
     memory: MemoryBook

@@ -98,10 +98,11 @@ class SplineSplit:
         devices = tuple(worker.device for worker in problem.workers)
         book = prior.book.carry_over(devices) if prior else StepTimeBook.empty(devices)
         memory = MemoryBook.empty(devices, prior.memory if prior else None)
-        shares = resumed_shares(problem, current, global_batch_size)
+        fits = memory.max_rows(problem.workers)
+        shares = resumed_shares(problem, current, global_batch_size, fits)
         if shares is None:
             plan = SplineModel(problem=problem, book=book, memory=memory).exact_plan(global_batch_size)
-            shares = plan.local_batch_sizes if plan else equal_shares(problem, global_batch_size)
+            shares = plan.local_batch_sizes if plan else equal_shares(problem, global_batch_size, fits)
         state = SplineSplitState(
             problem=problem,
             book=book,
@@ -144,9 +145,10 @@ class SplineSplit:
 
     def plan(self, state: SplineSplitState, global_batch_size: int) -> Shares:
         """Return the exact split of another batch, equal shares while the curves are unknown or do not reach."""
-        plan = _model(state).exact_plan(global_batch_size)
+        model = _model(state)
+        plan = model.exact_plan(global_batch_size)
         if plan is None:
-            return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size))
+            return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size, model.max_rows()))
         return Shares(local_batch_sizes=plan.local_batch_sizes, step_time_s=plan.step_time_s)
 
     def rescale(self, state: SplineSplitState, factors: Mapping[int, float]) -> SplineSplitState:

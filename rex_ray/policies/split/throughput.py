@@ -88,7 +88,8 @@ class ThroughputSplit:
 
     def plan(self, state: ThroughputState, global_batch_size: int) -> Shares:
         """Return equal shares of another batch."""
-        return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size))
+        fits = state.memory.max_rows(state.problem.workers)
+        return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size, fits))
 
     def rescale(self, state: ThroughputState, factors: Mapping[int, float]) -> ThroughputState:
         """A mean over a whole run knows of no sudden change."""
@@ -106,7 +107,7 @@ class ThroughputSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ThroughputModel:
-    """Pollux's ``T_iter``: times of *whole* steps, the reduction included (see ``growth.whole_steps``)."""
+    """Pollux's ``T_iter``: times of *whole* steps, the reduction included (see ``growth.beside_whole_steps``)."""
 
     problem: Problem
     memory: MemoryBook

@@ -127,8 +127,9 @@ class WindowedSplit(Generic[MemoryT]):
         """Begin with the shares that training resumes from, else equal ones; of earlier groups peaks of memory stay."""
         devices = tuple(worker.device for worker in problem.workers)
         memory = MemoryBook.empty(devices, prior.memory if prior else None)
-        shares = resumed_shares(problem, current, global_batch_size)
-        shares = shares or equal_shares(problem, global_batch_size, memory.max_rows(problem.workers))
+        fits = memory.max_rows(problem.workers)
+        shares = resumed_shares(problem, current, global_batch_size, fits)
+        shares = shares or equal_shares(problem, global_batch_size, fits)
         state = WindowedState(
             problem=problem,
             rule=self.rule.begin(problem, global_batch_size),
