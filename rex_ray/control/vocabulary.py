@@ -16,7 +16,7 @@ from rex_ray.policies import (
 from rex_ray.policies.growth import blocks, health, pace, pool
 from rex_ray.policies.growth import state as growth_state
 from rex_ray.policies.search import state as search_state
-from rex_ray.policies.split import affine, moving, probing, runs, spline, throughput, windowed
+from rex_ray.policies.split import affine, fixed, moving, probing, runs, spline, throughput, windowed
 from rex_ray.policies.trigger import memory as trigger_memory
 
 __all__ = ["CODEC"]
@@ -87,6 +87,7 @@ CODEC = Codec(
         growth_state.GrowthState,
         spline.SplineSplitState,
         affine.AffineState,
+        fixed.EqualSplitState,
         moving.MoveMemory,
         runs.RunLog,
         runs.ShareRun,

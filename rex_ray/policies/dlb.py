@@ -7,8 +7,9 @@ rows.
 
 What the paper leaves open, and what is done here: which steps make an epoch's ``t_i`` (the clean ones under the shares
 that it ended with, since a change arrives some steps late); how ``p_i' B`` becomes whole rows
-(largest remainder, so none is lost); a rank that had no rows (it counts as fast as the median of the others); a
-restart (the shares resumed from, else equal ones; rates are not carried over).
+(largest remainder, so none is lost); a rank that had no rows (it counts as fast as the median of the others);
+memories (no rank is given more rows than its kind has shown to hold); a restart (the shares resumed from where memories
+hold them, else equal ones; rates are not carried over).
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rex_ray.core.apportion import apportion
+from rex_ray.core.memory import MemoryBook
 from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.types import Allocation, BoolArray, FloatArray, IntArray, Problem, StepFlag, read_only
 from rex_ray.policies.base import Proposal, Reallocate
 from rex_ray.policies.bsp import FixedBatch, NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
-from rex_ray.policies.limits import equal_shares, resumed_shares, share_bounds
+from rex_ray.policies.limits import equal_shares, known_bounds, resumed_shares
 from rex_ray.policies.seams import Model, Shares
+from rex_ray.policies.split.memory_model import MemoryModel
 
 __all__ = ["EpochSplit", "EpochSplitState", "dlb"]
 
@@ -36,6 +39,7 @@ class EpochSplitState:
 
     Attributes:
         problem: the group and its limits.
+        memory: peaks of memory per kind and size.
         sizes: shares that the group is known to run, or None before its first step.
         epoch: epoch that the sums belong to.
         rows: rows per rank, shape ``[n]``.
@@ -45,6 +49,7 @@ class EpochSplitState:
     """
 
     problem: Problem
+    memory: MemoryBook
     sizes: tuple[int, ...] | None
     epoch: int
     rows: IntArray
@@ -60,11 +65,15 @@ class EpochSplit:
     def init(
         self, problem: Problem, prior: EpochSplitState | None, current: Allocation | None, global_batch_size: int
     ) -> tuple[tuple[int, ...], EpochSplitState]:
-        """Begin with the shares that training resumes from, else equal ones."""
-        del prior
-        shares = resumed_shares(problem, current, global_batch_size) or equal_shares(problem, global_batch_size)
+        """Begin with the shares that training resumes from, else equal ones; of earlier groups peaks of memory stay."""
+        memory = MemoryBook.empty(
+            tuple(worker.device for worker in problem.workers), prior.memory if prior is not None else None
+        )
+        fits = memory.max_rows(problem.workers)
+        shares = resumed_shares(problem, current, global_batch_size, fits)
+        shares = shares or equal_shares(problem, global_batch_size, fits)
         zeros = read_only([0] * problem.num_workers, np.int64)
-        return shares, EpochSplitState(problem=problem, sizes=None, epoch=-1, rows=zeros, own_us=zeros)
+        return shares, EpochSplitState(problem=problem, memory=memory, sizes=None, epoch=-1, rows=zeros, own_us=zeros)
 
     def observe(self, state: EpochSplitState, step: StepObserved, use: BoolArray | None = None) -> EpochSplitState:
         """Add a clean step to its epoch's sums; the first step of an epoch closes the one before."""
@@ -77,6 +86,7 @@ class EpochSplit:
             return state
         return replace(
             state,
+            memory=state.memory.observe(step.num_rows, step.peak_memory_bytes),
             rows=read_only(state.rows + step.num_rows, np.int64),
             own_us=read_only(state.own_us + np.where(step.num_rows > 0, step.own_us, 0), np.int64),
         )
@@ -103,9 +113,10 @@ class EpochSplit:
 
     def plan(self, state: EpochSplitState, global_batch_size: int) -> Shares:
         """Return the proportional shares of a batch, equal ones while no speed is known."""
+        fits = state.memory.max_rows(state.problem.workers)
         if state.rate is None:
-            return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size))
-        lower, upper = share_bounds(state.problem, global_batch_size)
+            return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size, fits))
+        lower, upper = known_bounds(state.problem, global_batch_size, fits)
         shares = apportion(global_batch_size, state.rate, lower, upper)
         return Shares(
             local_batch_sizes=tuple(int(share) for share in shares), step_time_s=float(np.max(shares / state.rate))
@@ -130,9 +141,8 @@ class EpochSplit:
         return replace(known, planned=self._planned(known)) if stale else known
 
     def model(self, state: EpochSplitState) -> Model | None:
-        """A rate is no model of a curve: growth and triggers learn nothing from it."""
-        del state
-        return None
+        """Return what is known of memory: a rate is no model of a curve, and growth and triggers learn no times."""
+        return MemoryModel(problem=state.problem, memory=state.memory)
 
 
 def _rate(state: EpochSplitState) -> FloatArray | None:

@@ -15,18 +15,19 @@ other. No goodput is asked: the batch grows to what the noise allows, whatever a
 from __future__ import annotations
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.core.types import Problem
 from rex_ray.policies.bsp import NoSearch, NoTrigger
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.growth.by_noise_scale import LRChoice, NoiseScaleGrowth
 from rex_ray.policies.growth.rules import GrowTenPercent
 from rex_ray.policies.growth.state import GrowthState
-from rex_ray.policies.split.fixed import FixedSplit
+from rex_ray.policies.split.fixed import EqualSplit, EqualSplitState
 
 __all__ = ["growth10"]
 
 
-def growth10(*, factor: float = 1.1, lr_rule: LRChoice = "auto") -> Composition[GrowthState, Problem, None, None]:
+def growth10(
+    *, factor: float = 1.1, lr_rule: LRChoice = "auto"
+) -> Composition[GrowthState, EqualSplitState, None, None]:
     """Growth by a fixed factor while the noise scale is above the batch, in equal shares.
 
     Args:
@@ -39,4 +40,4 @@ def growth10(*, factor: float = 1.1, lr_rule: LRChoice = "auto") -> Composition[
     if not 1.0 < factor <= 2.0:
         raise ConfigError(f"option 'factor' of policy 'growth10' must be in (1, 2], got {factor}")
     growth = NoiseScaleGrowth(rule=GrowTenPercent(factor=factor), lr_rule=lr_rule)
-    return Composition(name="growth10", growth=growth, split=FixedSplit(), trigger=NoTrigger(), search=NoSearch())
+    return Composition(name="growth10", growth=growth, split=EqualSplit(), trigger=NoTrigger(), search=NoSearch())

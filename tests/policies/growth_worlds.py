@@ -33,6 +33,9 @@ class AffineModel:
     def step_time_s(self, global_batch_size: int) -> float | None:
         return self.fixed_s + self.row_s * global_batch_size
 
+    def max_rows(self) -> None:
+        return None
+
     def search_problem(self, kind: Any, incumbent: Any, max_trials: int) -> None:
         return None
 

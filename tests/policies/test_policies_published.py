@@ -359,7 +359,7 @@ def with_memory(problem: Problem, memory_bytes: int) -> Problem:
     return replace(problem, workers=tuple(replace(worker, memory_bytes=memory_bytes) for worker in problem.workers))
 
 
-@pytest.mark.parametrize("name", ["lb_bsp", "omnilearn", "cannikin"])
+@pytest.mark.parametrize("name", ["dlb", "lb_bsp", "omnilearn", "cannikin"])
 def test_no_worker_is_given_more_rows_than_its_memory_has_shown_to_hold(name):
     problem = with_memory(group(["T4", "V100"], 128, steps_per_epoch=20), 100)
     own_us = affine([0, 0], [1000, 50])
@@ -367,16 +367,20 @@ def test_no_worker_is_given_more_rows_than_its_memory_has_shown_to_hold(name):
     assert max(final_shares(history)) == 85
 
 
-@pytest.mark.parametrize("name", ["pollux", "cannikin"])
-def test_no_batch_is_tried_that_the_memories_have_not_shown_to_hold(name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("pollux", {}), ("cannikin", {}), ("growth10", {}), ("rex", {"growth_rule": "growth10", "search": "off"})],
+)
+def test_no_batch_is_tried_that_the_memories_have_not_shown_to_hold(name, options):
     problem = with_memory(replace(group(["T4", "T4", "V100", "V100"], 256), dataset_size=10**6), 100)
     noisy = noisy_norms(lambda step: 20_000.0)
-    history = live(make_policy(name), problem, many_rows_pay, num_steps=400, measure=lambda step: peaks(noisy(step)))
+    policy = make_policy(name, options)
+    history = live(policy, problem, many_rows_pay, num_steps=400, measure=lambda step: peaks(noisy(step)))
     assert max(max(sizes) for _, sizes in shares_run(history)) <= 85
     assert sum(final_shares(history)) > 300
 
 
-@pytest.mark.parametrize("name", ["lb_bsp", "omnilearn", "pollux", "cannikin"])
+@pytest.mark.parametrize("name", ["dlb", "lb_bsp", "omnilearn", "pollux", "growth10", "cannikin"])
 def test_a_smaller_group_begins_within_the_memories_that_the_larger_one_has_shown(name):
     """Equal shares of 90 rows would not fit the first worker, of which 85 are known to: a restart would fail again."""
     memories = {"T4": 100, "V100": 1000}
@@ -392,6 +396,33 @@ def test_a_smaller_group_begins_within_the_memories_that_the_larger_one_has_show
     current = Allocation(version=9, local_batch_sizes=final_shares(history))
     proposal, _ = policy.init(on(["T4", "V100"]), history[-1].state, current)
     assert proposal.local_batch_sizes == (85, 95)
+
+
+def split_alone(name: str) -> Policy[Any]:
+    """A method, its batch left as it is."""
+    return make_policy(name, {"growth": "off", "search": "off"} if name == "rex" else {})
+
+
+@pytest.mark.parametrize("name", ["dlb", "lb_bsp", "omnilearn", "cannikin", "rex"])
+def test_shares_are_not_resumed_by_kinds_of_device_whose_memories_do_not_hold_them(name):
+    """A group that comes back in another order: what the large device held, the small one would not."""
+    memories = {"T4": 100, "V100": 1000}
+
+    def on(devices: Sequence[str]) -> Problem:
+        problem = group(devices, 180)
+        sized = tuple(replace(worker, memory_bytes=memories[worker.device]) for worker in problem.workers)
+        return replace(problem, workers=sized)
+
+    policy = split_alone(name)
+    history = live(policy, on(["T4", "V100"]), affine([0] * 2, [1000, 200]), num_steps=200, measure=peaks)
+    shares = final_shares(history)
+    assert shares[1] > 100
+    current = Allocation(version=9, local_batch_sizes=shares)
+    same, _ = policy.init(on(["T4", "V100"]), history[-1].state, current)
+    assert same.local_batch_sizes == shares
+    turned, _ = policy.init(on(["V100", "T4"]), history[-1].state, current)
+    assert turned.global_batch_size == 180
+    assert turned.local_batch_sizes[1] <= 90, "what ran fits, and no more is known to"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -51,6 +51,12 @@ class GrowthView:
     num_bets: int
     is_new_epoch: bool
 
+    @property
+    def most_known(self) -> int:
+        """The largest batch that may be grown to and that memories are known to hold; the present one at least."""
+        fits = None if self.times.model is None else self.times.model.max_rows()
+        return self.largest if fits is None else min(self.largest, max(int(fits.sum()), self.num_rows))
+
     def goodput(self, num_rows: int, noise_scale: float | None) -> float | None:
         """Return the goodput at ``num_rows``; None while its step time is unknown."""
         return self.times.goodput(num_rows, self.problem.global_batch_size, noise_scale)
@@ -148,14 +154,15 @@ class GrowTenPercent(_TakenAtItsWord):
 
     def decide(self, view: GrowthView) -> Target | Hold:
         """Grow by a tenth, or say why not."""
-        phi, now = view.blocks.noise_scale, view.num_rows
+        phi, now, largest = view.blocks.noise_scale, view.num_rows, view.most_known
         if phi is None:
             return Hold(verdict=UNKNOWN, reason="too few blocks of measured steps")
-        if now >= view.largest:
-            return Hold(verdict="at the cap", reason=f"{now} rows are the most that the limits allow")
+        if now >= largest:
+            whose = "the limits allow" if largest == view.largest else "memories are known to hold"
+            return Hold(verdict="at the cap", reason=f"{now} rows are the most that {whose}")
         if phi <= now:
             return Hold(verdict="keep: noise scale too small", reason=f"the noise scale is {phi:.4g}, the batch {now}")
-        num_rows = min(max(now + 1, round(self.factor * now)), view.largest)
+        num_rows = min(max(now + 1, round(self.factor * now)), largest)
         reason = f"the noise scale is {phi:.4g} rows, above the batch of {now}"
         return Target(num_rows=num_rows, noise_scale=phi, reason=reason)
 

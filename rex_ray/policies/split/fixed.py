@@ -1,4 +1,4 @@
-"""The null member among the splits: equal shares, or the ones that a person set."""
+"""The null members among the splits: equal shares, or the ones that a person set."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 from rex_ray.core.apportion import apportion
+from rex_ray.core.changed import changed
 from rex_ray.core.errors import ConfigError, InfeasibleError, nearest_name_hint
+from rex_ray.core.memory import MemoryBook
 from rex_ray.core.observations import AllocationApplied, StepObserved
-from rex_ray.core.types import Allocation, BoolArray, Problem
+from rex_ray.core.types import Allocation, BoolArray, Problem, StepFlag
 from rex_ray.policies.base import Reallocate
 from rex_ray.policies.limits import equal_shares, share_bounds
 from rex_ray.policies.seams import Model, Shares
+from rex_ray.policies.split.memory_model import MemoryModel
 
-__all__ = ["FixedSplit", "shares_by_hand"]
+__all__ = ["EqualSplit", "EqualSplitState", "FixedSplit", "shares_by_hand"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,60 @@ class FixedSplit:
         """There is none."""
         del state
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EqualSplitState:
+    """The group and its limits, and peaks of memory per kind and size."""
+
+    problem: Problem
+    memory: MemoryBook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualSplit:
+    """Equal shares for ever, as far as memories have shown to hold them: for a batch that grows."""
+
+    def init(
+        self, problem: Problem, prior: EqualSplitState | None, current: Allocation | None, global_batch_size: int
+    ) -> tuple[tuple[int, ...], EqualSplitState]:
+        """Begin with equal shares; of earlier groups peaks of memory stay."""
+        del current
+        devices = tuple(worker.device for worker in problem.workers)
+        state = EqualSplitState(problem=problem, memory=MemoryBook.empty(devices, prior.memory if prior else None))
+        return self.plan(state, global_batch_size).local_batch_sizes, state
+
+    def observe(self, state: EqualSplitState, step: StepObserved, use: BoolArray | None = None) -> EqualSplitState:
+        """Take in a clean step's peaks of memory."""
+        del use
+        if step.flags != StepFlag.NONE:
+            return state
+        memory = state.memory.observe(step.num_rows, step.peak_memory_bytes)
+        return state if memory is state.memory else changed(state, memory=memory)
+
+    def propose(self, state: EqualSplitState) -> Reallocate | str:
+        """Offer nothing."""
+        del state
+        return "shares are equal"
+
+    def plan(self, state: EqualSplitState, global_batch_size: int) -> Shares:
+        """Return equal shares of a batch."""
+        fits = state.memory.max_rows(state.problem.workers)
+        return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size, fits))
+
+    def rescale(self, state: EqualSplitState, factors: Mapping[int, float]) -> EqualSplitState:
+        """Times do not matter."""
+        del factors
+        return state
+
+    def applied(self, state: EqualSplitState, applied: AllocationApplied) -> EqualSplitState:
+        """Nothing to remember."""
+        del applied
+        return state
+
+    def model(self, state: EqualSplitState) -> Model | None:
+        """Return what is known of memory, and no times."""
+        return MemoryModel(problem=state.problem, memory=state.memory)
 
 
 def shares_by_hand(
