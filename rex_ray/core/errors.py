@@ -56,7 +56,11 @@ class IllegalEventError(RexError):
 
 
 def nearest_name_hint(name: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the known name nearest to a mistyped one, or the list of names."""
+    """Return `` (did you mean 'x'?)`` for the known name nearest to a mistyped one, or the list of names.
+
+    Case does not count: ``t4`` is nearest to ``T4``.
+    """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(names)})"
+    by_folded = {known_name.casefold(): known_name for known_name in names}
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=1)
+    return f" (did you mean {by_folded[close[0]]!r}?)" if close else f" (known: {', '.join(names)})"
