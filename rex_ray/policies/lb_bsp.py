@@ -1,17 +1,16 @@
 """LB-BSP: at iteration barriers, rows move from the straggler to the leader.
 
 Chen et al., *Semi-dynamic load balancing: efficient distributed learning in non-dedicated environments* (SoCC'20,
-arXiv:1806.02508). The paper sizes batches in two ways. On CPUs a step's time is proportional to its rows, so shares
-are proportional to the speed that a recurrent network (NARX, over past speeds and the use of CPU and memory) predicts
-for the next iteration. On GPUs it is not (below saturation rows cost nothing), and speeds are steady: nothing is
-predicted, some rows ``Delta`` go from the slowest worker to the fastest, again and again, and ``Delta`` is reduced
-once they go to and fro (section 3.3.2). The second way is the one here.
+arXiv:1806.02508). Its full text was not at hand: this follows its abstract and public descriptions, and an original may
+do otherwise what they leave open. It sizes batches in two ways. On CPUs shares are proportional to a speed that a
+recurrent network predicts. On GPUs nothing is predicted: some rows ``Delta`` go from the slowest worker to the fastest,
+again and again, and fewer once they go to and fro. The second way is the one here.
 
-Choices of ours, not figures of the paper's: a window of 10 clean steps, whose mean times are compared, since one
+Choices of ours: a window of 10 clean steps, whose mean times are compared, since one
 step's are noise; the first ``Delta``, an eighth of an equal share; it is halved when a move would take the last one
 of either worker back, and begins anew where the gap is more than such a move could close (a worker has slowed down);
-at one row to and fro, or a gap of at most 5 %, nothing moves. Every change arrives some steps late here; the paper's
-is made at the barrier. A restart goes on with the shares resumed from, else equal ones.
+at one row to and fro, or a gap of at most 5 %, nothing moves. A change takes effect some steps after it was decided. A
+restart goes on with the shares resumed from, else equal ones.
 """
 
 from __future__ import annotations
