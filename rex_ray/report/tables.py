@@ -68,10 +68,14 @@ def key_figures(run: RunData) -> tuple[KeyFigure, ...]:
 
 
 def _step_figures(groups: Sequence[GroupData]) -> list[KeyFigure]:
-    """Step time and imbalance: the second half of the steady steps, beside those under the first allocation."""
+    """Step time and imbalance: the second half of the steady steps, beside those under the first allocation.
+
+    Steps of unlike batches are compared by their time per row: a larger batch takes longer and is no slower.
+    """
     num_steps = sum(len(group.steps) for group in groups)
     figures = [KeyFigure(label="steps", value=f"{num_steps:,}", detail=f"{groups[-1].num_workers} workers")]
     step_s = np.concatenate([group.step_s[group.steady] for group in groups])
+    rows = np.concatenate([group.num_rows[group.steady].sum(axis=1) for group in groups])
     imbalance = np.concatenate([group.imbalance[group.steady] for group in groups])
     if len(step_s) < MIN_STEADY_STEPS:
         return figures
@@ -80,7 +84,12 @@ def _step_figures(groups: Sequence[GroupData]) -> list[KeyFigure]:
     start = groups[0].steady & (groups[0].versions == groups[0].versions[0])
     s_detail = detail = ""
     if MIN_STEADY_STEPS <= start.sum() < len(step_s):
-        s_detail = f"{1e3 * float(np.median(groups[0].step_s[start])):.0f} ms with the first split"
+        first_s, first_rows = groups[0].step_s[start], groups[0].num_rows[start].sum(axis=1)
+        if (rows[half:] == first_rows[0]).all():
+            s_detail = f"{1e3 * float(np.median(first_s)):.0f} ms with the first split"
+        else:
+            now_s, then_s = float(np.median(step_s[half:] / rows[half:])), float(np.median(first_s / first_rows))
+            s_detail = f"{1e3 * now_s:.3g} ms per row, {1e3 * then_s:.3g} ms with the first split and batch"
         detail = f"{float(np.median(groups[0].imbalance[start])):.1%} with the first split"
     figures.append(KeyFigure(label="step time", value=f"{1e3 * late_s:.0f} ms", detail=s_detail))
     figures.append(KeyFigure(label="imbalance", value=f"{late:.1%}", detail=detail))

@@ -208,6 +208,18 @@ def test_key_figures_compare_with_the_first_split() -> None:
     assert figures["changes"].detail == "1 took effect, 1 of them moved rows"
 
 
+def test_where_the_batch_grew_times_per_row_are_compared() -> None:
+    """Half as many rows again after the change, in steps a fifth longer."""
+    group = RUN.groups[0]
+    later = group.steps >= 20
+    num_rows = np.where(later[:, None], [[30, 66]], group.num_rows)
+    step_s = np.where(later, 1.2 * 0.128, group.step_s)
+    grown = replace(RUN, groups=(replace(group, num_rows=num_rows, step_s=step_s),))
+    figures = {figure.label: figure for figure in key_figures(grown)}
+    assert figures["step time"].value == "154 ms"
+    assert figures["step time"].detail == "1.6 ms per row, 2 ms with the first split and batch"
+
+
 def test_a_run_that_never_changed_is_compared_with_nothing() -> None:
     group = replace(RUN.groups[0], versions=np.zeros(40, dtype=np.int64))
     figures = {figure.label: figure for figure in key_figures(replace(RUN, groups=(group,), decisions=()))}
