@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from rex_ray.core.lr_scaling import adascale_gain
 from rex_ray.core.observations import AllocationApplied
 from rex_ray.core.types import Allocation, StepFlag
 from rex_ray.policies.base import Finding
-from rex_ray.policies.growth.blocks import block_statistic
+from rex_ray.policies.growth.blocks import block_statistic, rows_text
 from rex_ray.policies.growth.by_noise_scale import NoiseScaleGrowth
 from rex_ray.policies.growth.egmd import Egmd
 from rex_ray.policies.growth.limits import largest_batch, smallest_batch
@@ -100,6 +101,16 @@ def test_every_plan_says_test_effect_noise_gain_and_the_learning_rate_with_its_r
     assert {"p_value", "effect", "noise_scale", "num_blocks", "goodput_gain", "lr_factor"} <= set(plan.evidence)
     assert plan.evidence["p_value"] < 0.05
     assert plan.predicted_gain == pytest.approx(1 - 1 / (1 + plan.evidence["goodput_gain"]))
+
+
+@pytest.mark.parametrize("rule", [Egmd(jump=True), GrowTenPercent(), GoodputOptimal()])
+def test_rows_are_written_without_an_exponent(rule):
+    plans = World(NoiseScaleGrowth(rule=rule), constant(20_000.0)).run(300).plans
+    assert plans
+    assert any(re.search(r"\d\d,\d{3} rows", plan.reason) for plan in plans)
+    assert not any(re.search(r"\de[+-]\d+ rows", plan.reason) for plan in plans)
+    written = [rows_text(rows) for rows in (0.25, 9999.4, 9999.6, 12_784.0, 1e9, math.inf, 1e-7)]
+    assert written == ["0.25", "9999", "10,000", "12,780", "1,000,000,000", "inf", "0"]
 
 
 def test_the_gain_that_is_predicted_is_the_goodputs_on_the_models_times():

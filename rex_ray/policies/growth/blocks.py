@@ -18,7 +18,7 @@ from rex_ray.core.noise_scale import GradientMoments, Unread
 from rex_ray.core.types import FloatArray, read_only
 from rex_ray.policies.growth.pool import NoisePool
 
-__all__ = ["BlockStatistic", "NoiseBlocks", "block_statistic"]
+__all__ = ["BlockStatistic", "NoiseBlocks", "block_statistic", "rows_text"]
 
 BLOCK_STEPS = 4
 """Measured steps in a block. Sums over four are nearly symmetric under the null; see ``docs/methods.md``."""
@@ -28,6 +28,14 @@ BlockStatistic: TypeAlias = Literal["linear", "log"]
 _FEWEST_ROWS = 1e-9
 
 _NONE = read_only(np.zeros(0), np.float64)
+
+
+def rows_text(num_rows: float) -> str:
+    """Return a noise scale, or a bound of one, to four digits and without an exponent: ``12,780``."""
+    rounded = float(f"{num_rows:.4g}")
+    if abs(rounded) >= 10_000:
+        return f"{rounded:,.0f}"
+    return f"{rounded:.4g}" if abs(rounded) >= 1e-4 else "0"
 
 
 def block_statistic(

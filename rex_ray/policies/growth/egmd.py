@@ -10,7 +10,7 @@ from rex_ray.core.eprocess import SignBet
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import FloatArray
 from rex_ray.core.wilcoxon import Alternative, SignedRank, signed_rank, smallest_p
-from rex_ray.policies.growth.blocks import BlockStatistic, NoiseBlocks, block_statistic
+from rex_ray.policies.growth.blocks import BlockStatistic, NoiseBlocks, block_statistic, rows_text
 from rex_ray.policies.growth.rules import UNKNOWN, UNTIMED, GrowthView, Hold, Target
 
 __all__ = ["BET", "Egmd", "Statistic", "Test"]
@@ -121,8 +121,8 @@ class Egmd:
         return Target(
             num_rows=num_rows,
             noise_scale=noise_scale,
-            reason=f"the noise scale is below {bound:.4g} rows, a quarter of the batch, and below what it was just "
-            f"after the last change: Wilcoxon p = {float(found.p_value):.3g}",
+            reason=f"the noise scale is below {rows_text(bound)} rows, a quarter of the batch, and below what it was "
+            f"just after the last change: Wilcoxon p = {float(found.p_value):.3g}",
             evidence=_figures(found) | ({} if gain is None else {"goodput_gain": gain}),
             predicted_gain=None if gain is None else 1.0 - 1.0 / (1.0 + gain),
         )
@@ -159,11 +159,12 @@ class Egmd:
                     break
         evidence = {**_figures(found), "p_value": p_value, "tested_noise_scale": bound}
         if not p_value < self.alpha:
-            reason = f"it is not shown that the noise scale is above {bound:.4g} rows: {self._named(p_value, found)}"
+            not_shown = f"it is not shown that the noise scale is above {rows_text(bound)} rows"
+            reason = f"{not_shown}: {self._named(p_value, found)}"
             verdict = UNKNOWN if noise_scale is None else "keep: noise scale too small"
             return Hold(verdict=verdict, reason=reason, evidence=evidence)
         usable = _usable(noise_scale, bound)
-        shown = f"the noise scale is above {bound:.4g} rows ({self._named(p_value, found)})"
+        shown = f"the noise scale is above {rows_text(bound)} rows ({self._named(p_value, found)})"
         if not self.gate:
             return Target(num_rows=num_rows, noise_scale=usable, reason=f"{shown}; no gate is asked", evidence=evidence)
         gain = _gain(view, num_rows, usable)

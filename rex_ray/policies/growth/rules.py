@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from rex_ray.core.types import FloatArray, Problem
-from rex_ray.policies.growth.blocks import NoiseBlocks
+from rex_ray.policies.growth.blocks import NoiseBlocks, rows_text
 from rex_ray.policies.growth.pace import BatchTimes
 
 __all__ = ["UNKNOWN", "GoodputOptimal", "GrowTenPercent", "GrowthRule", "GrowthView", "Hold", "Target"]
@@ -161,9 +161,10 @@ class GrowTenPercent(_TakenAtItsWord):
             whose = "the limits allow" if largest == view.largest else "memories are known to hold"
             return Hold(verdict="at the cap", reason=f"{now} rows are the most that {whose}")
         if phi <= now:
-            return Hold(verdict="keep: noise scale too small", reason=f"the noise scale is {phi:.4g}, the batch {now}")
+            reason = f"the noise scale is {rows_text(phi)}, the batch {now}"
+            return Hold(verdict="keep: noise scale too small", reason=reason)
         num_rows = min(max(now + 1, round(self.factor * now)), largest)
-        reason = f"the noise scale is {phi:.4g} rows, above the batch of {now}"
+        reason = f"the noise scale is {rows_text(phi)} rows, above the batch of {now}"
         return Target(num_rows=num_rows, noise_scale=phi, reason=reason)
 
 

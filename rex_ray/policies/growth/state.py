@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rex_ray.core.changed import changed
 from rex_ray.core.types import FloatArray, Problem, read_only
-from rex_ray.policies.growth.blocks import NoiseBlocks
+from rex_ray.policies.growth.blocks import NoiseBlocks, rows_text
 from rex_ray.policies.growth.egmd import BET
 from rex_ray.policies.growth.health import Health
 from rex_ray.policies.growth.pace import BatchTimes, BatchTrial, Pace
@@ -184,7 +184,7 @@ def known(state: GrowthState) -> str:
     phi = state.blocks.noise_scale
     if phi is None:
         return "noise scale unknown"
-    size = "beyond measure" if math.isinf(phi) else f"{phi:.4g} rows"
+    size = "beyond measure" if math.isinf(phi) else f"{rows_text(phi)} rows"
     return f"noise scale {size} from {state.blocks.num_pooled} blocks"
 
 
