@@ -69,12 +69,11 @@ class MeasuredShapes:
 
         Published times are made non-decreasing in nodes (isotonic regression). Between shapes they are linear in the
         logarithms of nodes and of GPUs per node; beyond the most nodes they go on as between the last two, and beyond
-        the most GPUs per node they stay.
+        the most GPUs per node they stay. Where a node is filled in part, fewer GPUs per node would often make more
+        workers quicker, which is the noise of measured shapes: there, too, times are made non-decreasing in workers,
+        and whole nodes keep theirs.
         """
-        if num_workers < 2:
-            return 0.0
-        nodes = math.ceil(num_workers / gpus_per_node)
-        return _interpolated(self, math.log2(nodes), math.log2(num_workers / nodes))
+        return _level_s(self, num_workers, gpus_per_node) if num_workers > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +138,20 @@ class NetworkModel:
         return hidden_by_none * self.all_reduce_s(num_workers)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
+def _level_s(shapes: MeasuredShapes, num_workers: int, gpus_per_node: int) -> float:
+    """Return the most seconds of as many workers or fewer from the last whole nodes on, never above the next ones'."""
+    nodes = math.ceil(num_workers / gpus_per_node)
+
+    def shape_s(workers: int) -> float:
+        hosts = math.ceil(workers / gpus_per_node)
+        return _interpolated(shapes, math.log2(hosts), math.log2(workers / hosts))
+
+    fewer = range(max(2, (nodes - 1) * gpus_per_node), num_workers + 1)
+    return min(max(map(shape_s, fewer)), shape_s(nodes * gpus_per_node))
+
+
+@lru_cache(maxsize=1024)
 def _interpolated(shapes: MeasuredShapes, log_nodes: float, log_gpus: float) -> float:
     nodes, gpus = np.log2(shapes.num_nodes), np.log2(shapes.gpus_per_node)
     by_gpus = []

@@ -41,6 +41,25 @@ def test_shipped_shapes_grow_with_nodes_and_are_nothing_alone(workload):
     assert NetworkModel(shapes=shapes, gpus_per_node=4).all_reduce_s(4) < NetworkModel(shapes=shapes).all_reduce_s(4)
 
 
+@pytest.mark.parametrize("workload", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("per_node", [1, 2, 3, 4, 8])
+def test_no_further_worker_makes_a_reduction_quicker_and_whole_nodes_keep_their_times(workload, per_node):
+    shapes = load_shapes(workload)
+    times = [shapes.all_reduce_s(workers, per_node) for workers in range(1, 40 * per_node)]
+    assert times == sorted(times)
+    assert times[0] == 0.0
+
+
+def test_a_node_filled_in_part_takes_no_less_than_those_before_it_and_no_more_than_a_whole_one():
+    """As measured: 4 workers on two nodes .0667 s, and 5 on three .058 s."""
+    shapes = load_shapes("resnet18")
+    four, five, six = (shapes.all_reduce_s(workers, 2) for workers in (4, 5, 6))
+    assert four == five == 0.0667
+    assert five < six < 0.0724
+    alone = [shapes.all_reduce_s(workers, 4) for workers in (2, 3, 4)]
+    assert 0 < alone[0] < alone[1] < alone[2] == 0.0143
+
+
 def test_unknown_clusters_are_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match="did you mean 'resnet50 on T4'"):
         load_shapes("resnet5")
