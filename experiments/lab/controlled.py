@@ -65,7 +65,9 @@ def played_by_oracle(scenario: Scenario, num_rows: Sequence[int] | IntArray, del
     script = ScriptedOracle(
         timelines=scenario.timelines, network=scenario.network, num_steps=len(num_rows), delay_steps=delay_steps
     )
-    shares = [script.shares(int(rows), step) for step, rows in enumerate(num_rows)]
+    # An epoch's last rows may be fewer than workers, which no split of the oracle's knows.
+    fewest = len(scenario.timelines)
+    shares = [script.shares(max(int(rows), fewest), step) for step, rows in enumerate(num_rows)]
     num_switches = sum(before != after for before, after in pairwise(shares))
     return replace(timed(scenario, shares), num_switches=num_switches)
 

@@ -1,6 +1,6 @@
 """What an experiment leaves behind in the repository: every cell, the tables, the charts, and the command.
 
-``cells.csv`` has a row per cell and ``curves.csv`` a row per look at the validation metric, both tidy; ``README.md``
+``cells.csv`` has a row per cell and ``curves.csv.gz`` a row per look at the validation metric, both tidy; ``README.md``
 has command, settings, figures and tables; ``findings.json`` the same for programs; ``index.html`` shows all of it and
 needs no other file.
 """
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import csv
+import gzip
 import html
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +51,7 @@ def record(folder: Path, name: str, command: str, settings: Settings, study: Stu
     (folder / "findings.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     compared = study.comparison
     cells = [{**cell.row(), **result.row()} for cell, result in zip(compared.cells, compared.results, strict=True)]
-    _write_csv(folder / "cells.csv", cells)
+    (folder / "cells.csv").write_text(_csv(cells), encoding="utf-8")
     curves: list[Row] = [
         {
             "learner": cell.learner,
@@ -64,7 +66,8 @@ def record(folder: Path, name: str, command: str, settings: Settings, study: Stu
         for s, m in zip(result.evaluated_s, result.metrics, strict=True)
     ]
     if curves:
-        _write_csv(folder / "curves.csv", curves)
+        # Most of a megabyte otherwise. No date within: equal results are equal bytes.
+        (folder / "curves.csv.gz").write_bytes(gzip.compress(_csv(curves).encode(), mtime=0))
     drawn = _draw(folder, study)
     stated = {**document["settings"]} if isinstance(document["settings"], Mapping) else {}
     (folder / "README.md").write_text(_readme(name, command, stated, study.findings, drawn), encoding="utf-8")
@@ -88,12 +91,13 @@ def _draw(folder: Path, study: Study) -> list[str]:
     return [file for file in _CHARTS if file in made]
 
 
-def _write_csv(file: Path, rows: Sequence[Row]) -> None:
+def _csv(rows: Sequence[Row]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([_short(row.get(column)) for column in columns] for row in rows)
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_short(row.get(column)) for column in columns] for row in rows)
+    return stream.getvalue()
 
 
 def _short(value: Scalar) -> Scalar:

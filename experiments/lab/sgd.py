@@ -46,7 +46,7 @@ def _played(cell: Cell, scenario: Scenario, learner: SgdLearner, num_steps: int)
     if cell.method in DELAYS:
         delay = DELAYS[cell.method]
         run = play_real_oracle(scenario, learner, cell.global_batch_size, delay_steps=delay)
-        return played_by_oracle(scenario, [max(int(rows), len(scenario.timelines)) for rows in run.rows], delay)
+        return played_by_oracle(scenario, run.rows, delay)
     if cell.method in FIXED:
         rate, shares = AdaScaleRate(cell.global_batch_size), fixed_shares(cell)
         batch = sum(shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import re
 from dataclasses import replace
 
@@ -68,7 +69,7 @@ def test_a_record_is_whole_and_the_same_bytes_twice(study, tmp_path):
     files = {file.name for file in (tmp_path / "one").iterdir()}
     assert files == {
         *("metric.png", "times.png", "worlds.png", "ledger.png"),
-        *("cells.csv", "curves.csv", "findings.json", "README.md", "index.html"),
+        *("cells.csv", "curves.csv.gz", "findings.json", "README.md", "index.html"),
     }
     for name in files:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
@@ -76,7 +77,8 @@ def test_a_record_is_whole_and_the_same_bytes_twice(study, tmp_path):
     rows = list(csv.DictReader((tmp_path / "one" / "cells.csv").open()))
     assert len(rows) == len(study.comparison.cells)
     assert float(rows[0]["tta_s"]) == pytest.approx(study.comparison.results[0].tta_s, rel=1e-5)
-    curves = list(csv.DictReader((tmp_path / "one" / "curves.csv").open()))
+    with gzip.open(tmp_path / "one" / "curves.csv.gz", "rt") as stream:
+        curves = list(csv.DictReader(stream))
     assert len(curves) == 2 * len(METHODS) * 4
     # Each is found among the cells by what it is.
     assert {(row["learner"], row["cluster"], row["disturbance"]) for row in curves} == {
