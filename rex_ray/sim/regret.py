@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -35,7 +36,8 @@ class Ledger:
         sensing_s: the published shares are right for a world that has changed since they were decided.
         lag_s: other shares of the same batch are published and not yet in effect.
         spline_s: the published shares are not the exact split for the world that they were decided in.
-        exploration_s: the same while nothing but equal shares was ever asked for, and where shares are a trial's.
+        exploration_s: the same before the run's first other shares than equal ones, and where shares are a trial's.
+        unsplit_s: the same in a run that never asks for other shares than equal ones: nothing is being explored.
         growth_s: the batches were not the oracle's; with ``rate_s`` unknown, that as well.
         rate_s: the learning rate allowed less progress than the rows could make; None: nobody knows what they could.
         charged_s: control's own cost.
@@ -45,6 +47,7 @@ class Ledger:
     lag_s: float
     spline_s: float
     exploration_s: float
+    unsplit_s: float
     growth_s: float
     rate_s: float | None = None
     charged_s: float = 0.0
@@ -61,6 +64,7 @@ class Ledger:
             "lag": self.lag_s,
             "spline": self.spline_s,
             "exploration": self.exploration_s,
+            "unsplit": self.unsplit_s,
         }
         rate = {} if self.rate_s is None else {"rate": self.rate_s}
         return {**shares, "growth": self.growth_s, **rate, "charged": self.charged_s}
@@ -83,12 +87,14 @@ def ledger(run: SimulatedRun, scenario: Scenario, *, oracle_s: float, learning: 
     if learning is not None:
         used = _share_of_progress(run, learning, scenario.problem.global_batch_size)
         rate_s = float((books.exact_s * (1 - used)).sum())
-    known_s = books.sensing_s + books.lag_s + books.spline_s + books.exploration_s + (rate_s or 0.0) + run.charged_s
+    missed_s = books.spline_s + books.exploration_s + books.unsplit_s
+    known_s = books.sensing_s + books.lag_s + missed_s + (rate_s or 0.0) + run.charged_s
     return Ledger(
         sensing_s=books.sensing_s,
         lag_s=books.lag_s,
         spline_s=books.spline_s,
         exploration_s=books.exploration_s,
+        unsplit_s=books.unsplit_s,
         growth_s=run.total_s - oracle_s - known_s,
         rate_s=rate_s,
         charged_s=run.charged_s,
@@ -102,13 +108,13 @@ class _Published:
     Attributes:
         step: newest step known at the decision, -1 before the first one.
         shares: rows per rank.
-        is_exploring: nothing is known yet, or they are run to be timed.
+        cause: what they miss is put down to; the part's name.
         world_step: a step of the world that they are right for.
     """
 
     step: int
     shares: tuple[int, ...]
-    is_exploring: bool
+    cause: Literal["spline", "exploration", "unsplit"]
     world_step: int
 
 
@@ -130,6 +136,7 @@ class _Books:
     lag_s: float = 0.0
     spline_s: float = 0.0
     exploration_s: float = 0.0
+    unsplit_s: float = 0.0
     exact_s: FloatArray = field(init=False)
     _oracle: ScriptedOracle = field(init=False)
     _rows: IntArray = field(init=False)
@@ -172,10 +179,13 @@ class _Books:
         exact_s = self._steps_s(self._oracle.shares(rows, piece.start), piece)
         self.lag_s += float((ran_s - waited_s).sum())
         missed_s = float((waited_s - believed_s).sum())
-        if published.is_exploring:
-            self.exploration_s += missed_s
-        else:
-            self.spline_s += missed_s
+        match published.cause:
+            case "spline":
+                self.spline_s += missed_s
+            case "exploration":
+                self.exploration_s += missed_s
+            case "unsplit":
+                self.unsplit_s += missed_s
         self.sensing_s += float((believed_s - exact_s).sum())
         self.exact_s[steps] = exact_s
 
@@ -206,15 +216,20 @@ class _Books:
         for version, note in decided.items():
             if version is not None and note.proposal is not None and version not in asked:
                 asked[version] = (note.step, note.proposal.local_batch_sizes, note.kind)
+        ordered = [asked[version] for version in sorted(asked)]
+        first = next((at for at, (_, shares, _) in enumerate(ordered) if not self._is_equal(shares)), len(ordered))
+        before: Literal["exploration", "unsplit"] = "exploration" if first < len(ordered) else "unsplit"
         found: list[_Published] = []
-        is_ignorant, world_step, last = True, 0, self.run.step_s.size - 1
-        for _, (step, shares, kind) in sorted(asked.items()):
-            is_ignorant = is_ignorant and shares == equal_shares(self.scenario.problem, sum(shares))
+        world_step, last = 0, self.run.step_s.size - 1
+        for at, (step, shares, kind) in enumerate(ordered):
             here = min(max(step, 0), last)
             world_step = min((here, world_step), key=lambda at: self._excess(shares, at))
-            is_exploring = is_ignorant or kind == "trial"
-            found.append(_Published(step=step, shares=shares, is_exploring=is_exploring, world_step=world_step))
+            cause = "exploration" if kind == "trial" else before if at < first else "spline"
+            found.append(_Published(step=step, shares=shares, cause=cause, world_step=world_step))
         return found
+
+    def _is_equal(self, shares: tuple[int, ...]) -> bool:
+        return shares == equal_shares(self.scenario.problem, sum(shares))
 
     def _excess(self, shares: tuple[int, ...], step: int) -> float:
         """Return how many times as long as the exact split the shares take in the world of a step."""

@@ -11,7 +11,8 @@ from experiments.oracle_gap import World, gap_row
 from rex_ray.scenario import load_learning
 
 LEARNING = load_learning("resnet18")
-PARTS = ("sensing_pct", "lag_pct", "spline_pct", "exploration_pct", "growth_pct", "rate_pct")
+SHARES = ("sensing_pct", "lag_pct", "spline_pct", "exploration_pct", "unsplit_pct")
+PARTS = (*SHARES, "growth_pct", "rate_pct")
 WORLD = World(workload="resnet18", cluster="2xT4,2xV100-gavel")
 
 
@@ -23,14 +24,14 @@ def short_way(monkeypatch):
 
 
 def shares_pct(row) -> float:
-    return sum(row[part] for part in ("sensing_pct", "lag_pct", "spline_pct", "exploration_pct"))
+    return sum(row[part] for part in SHARES)
 
 
 def test_parts_of_a_gap_add_up_and_bsp_loses_by_its_equal_shares_and_its_batch():
     row = gap_row(WORLD, "bsp", 1)
     assert sum(row[part] for part in PARTS) == pytest.approx(row["gap_pct"], abs=0.3)
-    assert row["exploration_pct"] == pytest.approx(shares_pct(row), abs=0.1)
-    assert row["exploration_pct"] > 5
+    assert row["unsplit_pct"] == pytest.approx(shares_pct(row), abs=0.1)
+    assert row["unsplit_pct"] > 5
     assert row["growth_pct"] > 1
     assert row["rate_pct"] == pytest.approx(0, abs=0.1)  # at its reference batch, its rate is right
     assert row["lowest"] == row["gap_pct"] == row["highest"] == row["delayed_pct"]

@@ -105,7 +105,7 @@ def test_parts_add_up_to_the_loss(policy, per_1000, seed):
     st.integers(1, 15),
 )
 def test_shares_explain_all_that_steps_take_beyond_the_exact_split(moves, slow, lag):
-    """Whatever is asked for and whoever slows down: the four parts of the shares are the steps minus the exact ones."""
+    """Whatever is asked for and whoever slows down: the parts of the shares are the steps minus the exact ones."""
     scenario = world(
         *(Episode(rank=rank, start_step=start, num_steps=length, factor=1.7) for rank, start, length in slow),
         lag=lag,
@@ -125,7 +125,7 @@ def test_shares_explain_all_that_steps_take_beyond_the_exact_split(moves, slow, 
         )
         for step in range(160)
     ]
-    shares_s = parts.sensing_s + parts.lag_s + parts.spline_s + parts.exploration_s
+    shares_s = parts.sensing_s + parts.lag_s + parts.spline_s + parts.exploration_s + parts.unsplit_s
     assert shares_s == near(run.total_s - sum(exact))
     assert parts.growth_s == near(sum(exact))
 
@@ -164,12 +164,21 @@ def test_twice_the_lag_costs_twice_as_much(lag):
     assert parts[1].sensing_s == near(parts[0].sensing_s)
 
 
-def test_equal_shares_for_ever_are_exploration_and_no_error():
+def test_equal_shares_for_ever_are_neither_exploration_nor_an_error():
     scenario = world()
     run = play(scenario, (64,) * 4)
     parts = judged(scenario, run)
-    assert parts.exploration_s == near(200 * (step_s((64,) * 4) - step_s(RIGHT)))
-    assert parts.sensing_s == parts.lag_s == parts.spline_s == near(0.0)
+    assert parts.unsplit_s == near(200 * (step_s((64,) * 4) - step_s(RIGHT)))
+    assert parts.parts()["unsplit"] == parts.unsplit_s
+    assert parts.sensing_s == parts.lag_s == parts.spline_s == parts.exploration_s == near(0.0)
+
+
+def test_batches_that_grow_in_equal_shares_are_unsplit_and_their_switches_are_lag():
+    scenario = world(lag=5)
+    scenario = replace(scenario, problem=replace(scenario.problem, dataset_size=256 * 1000))
+    parts = judged(scenario, play(scenario, (64,) * 4, {49: (80,) * 4}), 1.0)
+    assert parts.unsplit_s > 100 * (step_s((80,) * 4) - step_s(optimal_split(PROFILES, 320).local_batch_sizes))
+    assert parts.exploration_s == parts.spline_s == near(0.0)
 
 
 def test_wrong_shares_are_an_error_once_something_was_decided_and_equal_ones_before():
@@ -178,6 +187,7 @@ def test_wrong_shares_are_an_error_once_something_was_decided_and_equal_ones_bef
     parts = judged(scenario, play(scenario, (64,) * 4, {99: wrong}))
     assert parts.exploration_s == near(100 * (step_s((64,) * 4) - step_s(RIGHT)))
     assert parts.spline_s == near(100 * (step_s(wrong) - step_s(RIGHT)))
+    assert parts.unsplit_s == near(0.0)
     assert parts.lag_s == near(0.0)
 
 
@@ -267,5 +277,5 @@ def test_equal_shares_are_those_of_the_group_also_where_a_memory_ends():
     shares = equal_shares(capped.problem, 256)
     assert len(set(shares)) > 1
     parts = judged(capped, play(capped, shares))
-    assert parts.exploration_s > 0
-    assert parts.spline_s == near(0.0)
+    assert parts.unsplit_s > 0
+    assert parts.spline_s == parts.exploration_s == near(0.0)
