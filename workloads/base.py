@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from ray.train import Result, RunConfig, ScalingConfig
 
 from rex_ray import RexConfig, RexTrainer
 from rex_ray.policies.registry import policy_names
+from workloads.arguments import output_folder, whole
 
-__all__ = ["add_common_arguments", "launch"]
+__all__ = ["add_common_arguments", "checked", "launch"]
+
+WeightBy: TypeAlias = Literal["samples", "tokens"]
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, *, global_batch_size: int, num_epochs: int) -> None:
     """Add the options of ``launch``, with the workload's own defaults."""
-    parser.add_argument("--num-workers", type=int, default=2, help="workers (default: 2)")
+    parser.add_argument("--num-workers", type=whole(1), default=2, help="workers (default: 2)")
     parser.add_argument("--use-gpu", action="store_true", help="one CUDA device per worker")
     parser.add_argument("--policy", default="rex", help=f"one of {', '.join(policy_names())} (default: rex)")
-    parser.add_argument("--global-batch-size", type=int, default=global_batch_size, help="rows per optimizer step")
-    parser.add_argument("--max-global-batch-size", type=int, help="growth stops there (default: 8 times the batch)")
-    parser.add_argument("--num-epochs", type=int, default=num_epochs, help=f"(default: {num_epochs})")
-    parser.add_argument("--loader-processes", type=int, default=0, help="loader processes per worker (default: 0)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--global-batch-size", type=whole(1), default=global_batch_size, help="rows per optimizer step")
+    parser.add_argument(
+        "--max-global-batch-size", type=whole(1), help="growth stops there (default: 8 times the batch)"
+    )
+    parser.add_argument("--num-epochs", type=whole(1), default=num_epochs, help=f"(default: {num_epochs})")
+    parser.add_argument("--loader-processes", type=whole(0), default=0, help="loader processes per worker (default: 0)")
+    parser.add_argument("--seed", type=whole(0), default=0)
     parser.add_argument("--label-selector", help="nodes to use, e.g. 'in(T4,V100)' (default: any)")
-    parser.add_argument("--storage", type=Path, default=Path("out"), help="where runs are stored (default: out)")
+    parser.add_argument("--storage", type=output_folder, default="out", help="where runs are stored (default: out)")
+
+
+def checked(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a workload's command line and judge what its options can say together, before anything starts.
+
+    Raises:
+        ConfigError: a value that cannot work.
+    """
+    options = parser.parse_args(arguments)
+    _rex_config(options).check_group(options.num_workers)
+    return options
 
 
 def launch(
@@ -35,7 +50,8 @@ def launch(
     loop_config: Mapping[str, Any],
     options: argparse.Namespace,
     *,
-    weight_by: Literal["samples", "tokens"] = "samples",
+    num_rows: int | None = None,
+    weight_by: WeightBy = "samples",
 ) -> Result:
     """Train ``train_loop`` on the Ray cluster at hand, as the command line says.
 
@@ -43,16 +59,15 @@ def launch(
         name: of the run's folder, before the policy's.
         train_loop: the workload's loop.
         loop_config: given to it.
-        options: what ``add_common_arguments`` parsed.
+        options: what ``checked`` returned.
+        num_rows: of the training set, or None where only the workers will know.
         weight_by: see ``RexConfig``.
+
+    Raises:
+        ConfigError: the data set is too small for the batch.
     """
-    rex_config = RexConfig(
-        global_batch_size=options.global_batch_size,
-        max_global_batch_size=options.max_global_batch_size,
-        policy=options.policy,
-        seed=options.seed,
-        weight_by=weight_by,
-    )
+    rex_config = _rex_config(options, weight_by)
+    rex_config.check_group(options.num_workers, num_rows)
     selector = {rex_config.device_label: options.label_selector} if options.label_selector else None
     trainer = RexTrainer(
         train_loop,
@@ -62,3 +77,13 @@ def launch(
         run_config=RunConfig(name=f"{name}-{options.policy}", storage_path=str(options.storage.resolve())),
     )
     return trainer.fit()
+
+
+def _rex_config(options: argparse.Namespace, weight_by: WeightBy = "samples") -> RexConfig:
+    return RexConfig(
+        global_batch_size=options.global_batch_size,
+        max_global_batch_size=options.max_global_batch_size,
+        policy=options.policy,
+        seed=options.seed,
+        weight_by=weight_by,
+    )

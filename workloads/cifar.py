@@ -9,7 +9,6 @@ that starts the run, which is enough when all workers run there.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +19,7 @@ from torch.nn import functional
 
 from rex_ray import get_session
 from rex_ray.core.errors import ConfigError
+from workloads.arguments import Parser, number, refusing
 from workloads.cifar_files import CIFAR, CifarName, read_cifar
 from workloads.images import ByteImages, count_correct, no_answer_is_named, seed_chance, warn_of_batch_norm
 from workloads.learning.files import CACHE as DECODED
@@ -105,21 +105,23 @@ def train_loop(config: dict[str, Any]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and train."""
-    from workloads.base import add_common_arguments, launch  # noqa: PLC0415  (Ray: workers need none of it)
+    from workloads.base import add_common_arguments, checked, launch  # noqa: PLC0415  (Ray: workers need none of it)
 
-    parser = argparse.ArgumentParser(prog="python -m workloads.cifar", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m workloads.cifar", description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, help="folder of the unpacked python version (default: download)")
     parser.add_argument("--dataset", choices=list(CIFAR), default="cifar10")
     parser.add_argument("--model", choices=list(MODELS), default="resnet18")
     parser.add_argument("--norm", choices=get_args(Norm), help="(default: batch for resnet18, group for cnn)")
-    parser.add_argument("--learning-rate", type=float, default=0.1)
-    parser.add_argument("--weight-decay", type=float, default=5e-4)
+    parser.add_argument("--learning-rate", type=number(above=0.0), default=0.1)
+    parser.add_argument("--weight-decay", type=number(at_least=0.0), default=5e-4)
     parser.add_argument("--amp", action="store_true", help="compute in half precision where that is safe")
     add_common_arguments(parser, global_batch_size=128, num_epochs=60)
-    options = parser.parse_args(arguments)
+    options = checked(parser, arguments)
     norm = options.norm or _USUAL_NORM[options.model]
-    warn_of_batch_norm(norm, options.policy)
     data_dir = options.data_dir if options.data_dir is not None else download(options.dataset)
+    # Read before a cluster is asked for: workers that cannot would be started again and again.
+    train_set, _ = (load_split(data_dir, options.dataset, split) for split in ("train", "test"))
+    warn_of_batch_norm(norm, options.policy)
     loop_config = {
         "data_dir": str(data_dir.resolve()),
         "dataset": options.dataset,
@@ -132,8 +134,9 @@ def main(arguments: list[str] | None = None) -> None:
         "loader_processes": options.loader_processes,
         "seed": options.seed,
     }
-    launch(f"{options.dataset}-{options.model}", train_loop, loop_config, options)
+    launch(f"{options.dataset}-{options.model}", train_loop, loop_config, options, num_rows=len(train_set))
 
 
 if __name__ == "__main__":
-    main()
+    with refusing():
+        main()

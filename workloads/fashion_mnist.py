@@ -8,7 +8,6 @@ once to the machine that starts the run, which is enough when all workers run th
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils.data import Dataset
 
 from rex_ray import get_session
 from rex_ray.core.errors import ConfigError
+from workloads.arguments import Parser, number, refusing
 from workloads.idx import find_idx, read_idx
 from workloads.images import count_correct, no_answer_is_named
 
@@ -134,14 +134,16 @@ def train_loop(config: dict[str, Any]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and train."""
-    from workloads.base import add_common_arguments, launch  # noqa: PLC0415  (Ray: workers need none of it)
+    from workloads.base import add_common_arguments, checked, launch  # noqa: PLC0415  (Ray: workers need none of it)
 
-    parser = argparse.ArgumentParser(prog="python -m workloads.fashion_mnist", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m workloads.fashion_mnist", description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, help="folder of the idx files (default: download)")
-    parser.add_argument("--learning-rate", type=float, default=0.05)
+    parser.add_argument("--learning-rate", type=number(above=0.0), default=0.05)
     add_common_arguments(parser, global_batch_size=128, num_epochs=5)
-    options = parser.parse_args(arguments)
+    options = checked(parser, arguments)
     data_dir = options.data_dir if options.data_dir is not None else download()
+    # Read before a cluster is asked for: workers that cannot would be started again and again.
+    train_set, _ = (load_split(data_dir, split) for split in ("train", "test"))
     loop_config = {
         "data_dir": str(data_dir.resolve()),
         "num_epochs": options.num_epochs,
@@ -149,8 +151,9 @@ def main(arguments: list[str] | None = None) -> None:
         "loader_processes": options.loader_processes,
         "seed": options.seed,
     }
-    launch("fashion_mnist", train_loop, loop_config, options)
+    launch("fashion_mnist", train_loop, loop_config, options, num_rows=len(train_set))
 
 
 if __name__ == "__main__":
-    main()
+    with refusing():
+        main()

@@ -8,7 +8,6 @@ its terms are accepted at https://image-net.org, and its validation images come 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +18,7 @@ from torch.nn import functional
 
 from rex_ray import get_session
 from rex_ray.core.errors import ConfigError
+from workloads.arguments import Parser, number, refusing, whole
 from workloads.images import seed_chance, warn_of_batch_norm
 from workloads.resnet import Norm, resnet50
 
@@ -153,18 +153,18 @@ def train_loop(config: dict[str, Any]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and train."""
-    from workloads.base import add_common_arguments, launch  # noqa: PLC0415  (Ray: workers need none of it)
+    from workloads.base import add_common_arguments, checked, launch  # noqa: PLC0415  (Ray: workers need none of it)
 
-    parser = argparse.ArgumentParser(prog="python -m workloads.imagenet", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m workloads.imagenet", description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, required=True, help="folder that holds train/ and val/")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels (default: 224)")
+    parser.add_argument("--image-size", type=whole(1), default=224, help="pixels (default: 224)")
     parser.add_argument("--norm", choices=get_args(Norm), default="batch")
-    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--learning-rate", type=number(above=0.0), default=0.1)
     parser.add_argument("--amp", action="store_true", help="compute in half precision where that is safe")
     add_common_arguments(parser, global_batch_size=256, num_epochs=90)
-    options = parser.parse_args(arguments)
-    warn_of_batch_norm(options.norm, options.policy)
+    options = checked(parser, arguments)
     check_layout(options.data_dir)  # before a cluster is asked for
+    warn_of_batch_norm(options.norm, options.policy)
     loop_config = {
         "data_dir": str(options.data_dir.resolve()),
         "image_size": options.image_size,
@@ -179,4 +179,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with refusing():
+        main()

@@ -12,7 +12,6 @@ not by its rows (``weight_by="tokens"``), which makes it exactly the mean over a
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch.utils.data import Dataset
 
 from rex_ray import get_session
 from rex_ray.core.errors import ConfigError
+from workloads.arguments import Parser, number, refusing, whole
 from workloads.images import seed_chance
 from workloads.language_models import LSTMModel, TransformerModel, perplexity
 from workloads.wikitext_files import Vocabulary, download, find_text, read_words
@@ -160,23 +160,25 @@ def train_loop(config: dict[str, Any]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and train."""
-    from workloads.base import add_common_arguments, launch  # noqa: PLC0415  (Ray: workers need none of it)
+    from workloads.base import add_common_arguments, checked, launch  # noqa: PLC0415  (Ray: workers need none of it)
 
-    parser = argparse.ArgumentParser(prog="python -m workloads.wikitext", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m workloads.wikitext", description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, help="folder of wiki.train.tokens (default: download)")
     parser.add_argument("--train-part", choices=["train", "valid", "test"], default="train")
     parser.add_argument("--eval-part", choices=["train", "valid", "test"], default="valid")
     parser.add_argument("--model", choices=list(MODELS), default="lstm")
-    parser.add_argument("--length", type=int, default=35, help="words per row (default: 35)")
-    parser.add_argument("--width", type=int, default=200, help="of embedding and layers (default: 200)")
-    parser.add_argument("--num-layers", type=int, default=2)
-    parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--length", type=whole(1), default=35, help="words per row (default: 35)")
+    parser.add_argument("--width", type=whole(1), default=200, help="of embedding and layers (default: 200)")
+    parser.add_argument("--num-layers", type=whole(1), default=2)
+    parser.add_argument("--dropout", type=number(at_least=0.0, below=1.0), default=0.2)
+    parser.add_argument("--learning-rate", type=number(above=0.0), default=2e-3)
     add_common_arguments(parser, global_batch_size=40, num_epochs=10)
-    options = parser.parse_args(arguments)
+    options = checked(parser, arguments)
+    if options.model == "transformer" and options.width % _NUM_HEADS:
+        parser.error(f"argument --width: must be a multiple of {_NUM_HEADS} for a transformer, got {options.width}")
     data_dir = options.data_dir if options.data_dir is not None else download()
-    for part in (options.train_part, options.eval_part):  # before a cluster is asked for
-        find_text(data_dir, part)
+    # Read before a cluster is asked for: workers that cannot would be started again and again.
+    train_set, _, _ = load_parts(data_dir, options.train_part, options.eval_part, options.length)
     loop_config = {
         "data_dir": str(data_dir.resolve()),
         "train_part": options.train_part,
@@ -191,8 +193,9 @@ def main(arguments: list[str] | None = None) -> None:
         "loader_processes": options.loader_processes,
         "seed": options.seed,
     }
-    launch(f"wikitext2-{options.model}", train_loop, loop_config, options, weight_by="tokens")
+    launch(f"wikitext2-{options.model}", train_loop, loop_config, options, num_rows=len(train_set), weight_by="tokens")
 
 
 if __name__ == "__main__":
-    main()
+    with refusing():
+        main()
