@@ -4,6 +4,10 @@ Had no worker's speed ever changed for long, the order of a run's steps would me
 which noise remembers, and neither would the names of workers on one kind of device. So blocks of consecutive steps are
 put into another order, each with its workers' names dealt anew, and the trigger is shown the copies: what it raises
 there is false. An alarm is believed as far as the order that was measured raises more of them than its copies do.
+
+Changes that lasted are taken out of the copies, and noise that wanders slowly looks like one: a run of nothing but such
+noise would be compared with copies that have less of it. So as many runs of noise alone are drawn besides, of the same
+strength and memory, and an alarm is believed as far as the measured order raises more than those do, too.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.ndimage import median_filter
+from scipy.signal import lfilter
 
 from rex_ray.control.events import Event, GroupStarted
 from rex_ray.core.observations import StepObserved
@@ -21,7 +26,7 @@ from rex_ray.core.step_time import StepTimeBook
 from rex_ray.core.types import BoolArray, FloatArray, IntArray, Problem, StepFlag, WorkerSpec
 from rex_ray.policies.seams import Alarm, Trigger
 
-__all__ = ["MIN_STEPS", "Alarms", "Audit", "OwnTimes", "audit", "count_alarms", "own_times", "permuted"]
+__all__ = ["MIN_STEPS", "Alarms", "Audit", "OwnTimes", "audit", "count_alarms", "noise_alone", "own_times", "permuted"]
 
 MIN_STEPS = 160
 """Clean steps of a group below which nothing can be said: the trigger's window is 96, and 24 arm it."""
@@ -31,6 +36,9 @@ LASTING = 16
 over by then is noise to whoever moves rows, although an alarm for it may have been right when it was raised."""
 
 _LEAST, _LEAST_SDS = math.log(1.08), 1.5
+_LAGS = np.array([1, 2, 4, 8, 16])
+_MEMORIES = np.arange(0.0, 0.99, 0.01)
+_FORGETTING = 256
 _STREAM = 7
 _COMMON = "cluster-wide"
 
@@ -80,6 +88,21 @@ class OwnTimes:
         logs = logs - np.where(np.abs(level) > np.maximum(_LEAST, _LEAST_SDS * spread), level, 0.0)
         return replace(self, factors=np.exp(logs))
 
+    @property
+    def noise(self) -> tuple[float, FloatArray]:
+        """How noise is remembered from step to step, and its sd per rank, shape ``[n]``: a first-order autoregression.
+
+        From median differences between steps that are 1 to 16 apart: a change that lasts is in few of them.
+        """
+        logs = np.log(self.factors)
+        moved = np.stack([np.median(np.abs(logs[lag:] - logs[:-lag]), axis=0) for lag in _LAGS])
+        seen = np.log(np.maximum((1.4826 * moved) ** 2 / 2, 1e-12))
+        grown = np.log(1 - _MEMORIES[:, None] ** _LAGS)
+        log_var = (seen[None, :, :] - grown[:, :, None]).mean(axis=1)
+        misses = ((seen[None, :, :] - grown[:, :, None] - log_var[:, None, :]) ** 2).sum(axis=(1, 2))
+        best = int(np.argmin(misses))
+        return float(_MEMORIES[best]), np.exp(log_var[best] / 2)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarms:
@@ -104,6 +127,7 @@ class Audit:
         num_worker_steps: the same, times their workers.
         measured: alarms in the order that was measured.
         copies: alarms of every copy.
+        alone: alarms of every run of noise alone.
         block_steps: length of a block.
         correlation: see ``OwnTimes``; of the longest group.
         spread: likewise.
@@ -113,6 +137,7 @@ class Audit:
     num_worker_steps: int
     measured: Alarms
     copies: tuple[Alarms, ...]
+    alone: tuple[Alarms, ...]
     block_steps: int
     correlation: float
     spread: float
@@ -124,9 +149,17 @@ class Audit:
 
     @property
     def p_value(self) -> float:
-        """Chance that a copy raises as many alarms as the measured order did, which counts as a copy of itself."""
-        as_many = sum(copy.num_alarms >= self.measured.num_alarms for copy in self.copies)
-        return (1 + as_many) / (1 + len(self.copies))
+        """Chance of as many alarms as the measured order raised, which counts as one more of either.
+
+        The larger one of two: in copies, which know the run's short disturbances, and in noise alone, which knows how
+        slowly it wanders.
+        """
+
+        def chance(others: tuple[Alarms, ...]) -> float:
+            as_many = sum(other.num_alarms >= self.measured.num_alarms for other in others)
+            return (1 + as_many) / (1 + len(others))
+
+        return max(chance(self.copies), chance(self.alone))
 
 
 def own_times(events: Iterable[Event], learnt: StepTimeBook | None = None) -> tuple[OwnTimes, ...]:
@@ -168,6 +201,21 @@ def permuted(times: OwnTimes, block_steps: int, rng: np.random.Generator) -> Own
     return replace(times, factors=np.concatenate(dealt))
 
 
+def noise_alone(times: OwnTimes, memory: float, sds: FloatArray, rng: np.random.Generator) -> OwnTimes:
+    """Return as many steps of a group whose speeds never change.
+
+    Args:
+        times: the group's.
+        memory: lag-1 correlation of its noise, see ``OwnTimes.noise``.
+        sds: sd per rank, shape ``[n]``.
+        rng: where it is drawn from.
+    """
+    num_steps, n = times.factors.shape
+    news = rng.standard_normal((num_steps + _FORGETTING, n)) * sds * math.sqrt(1 - memory**2)
+    logs = lfilter([1.0], [1.0, -memory], news, axis=0)[_FORGETTING:]
+    return replace(times, factors=np.exp(logs - np.median(logs, axis=0)))
+
+
 def count_alarms(trigger: Trigger[object], times: OwnTimes) -> Alarms:
     """Show a trigger the times one step after another, from a fresh start, and count what it raises."""
     n = len(times.devices)
@@ -204,14 +252,14 @@ def count_alarms(trigger: Trigger[object], times: OwnTimes) -> Alarms:
 def audit(
     trigger: Trigger[object], groups: Sequence[OwnTimes], *, block_steps: int, num_copies: int, seed: int
 ) -> Audit | None:
-    """Compare a trigger's alarms in a run with those in permuted copies of it.
+    """Compare a trigger's alarms in a run with those in permuted copies of it, and in noise alone.
 
     Args:
         trigger: the run's own.
         groups: the run's own times; groups of fewer than ``MIN_STEPS`` clean steps are left out.
         block_steps: steps that stay together: more than noise remembers, fewer than what should be noticed.
-        num_copies: permuted copies.
-        seed: of the permutations.
+        num_copies: permuted copies, and runs of noise alone.
+        seed: of the permutations and of the noise.
 
     Returns:
         The comparison, or None where no group is long enough.
@@ -220,18 +268,20 @@ def audit(
     if not long:
         return None
     passing = [times.passing for times in long]
-    copies = []
+    noises = [times.noise for times in long]
+    copies, alone = [], []
     for copy in range(num_copies):
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _STREAM, copy))))
-        copies.append(
-            sum((count_alarms(trigger, permuted(times.passing, block_steps, rng)) for times in long), Alarms())
-        )
+        copies.append(sum((count_alarms(trigger, permuted(times, block_steps, rng)) for times in passing), Alarms()))
+        drawn = (noise_alone(times, *noise, rng) for times, noise in zip(long, noises, strict=True))
+        alone.append(sum((count_alarms(trigger, times) for times in drawn), Alarms()))
     longest = max(passing, key=lambda times: times.factors.size)
     return Audit(
         num_steps=sum(len(times.factors) for times in long),
         num_worker_steps=sum(times.factors.size for times in long),
         measured=sum((count_alarms(trigger, times) for times in long), Alarms()),
         copies=tuple(copies),
+        alone=tuple(alone),
         block_steps=block_steps,
         correlation=longest.correlation,
         spread=longest.spread,

@@ -14,7 +14,7 @@ from rex_ray.policies.registry import make_policy
 from rex_ray.policies.trigger.two_level import TwoLevelTrigger
 from rex_ray.scenario import Episode, NoiseModel
 from rex_ray.sim import mixed_cluster, simulate
-from rex_ray.sim.audit import LASTING, MIN_STEPS, OwnTimes, audit, count_alarms, own_times, permuted
+from rex_ray.sim.audit import LASTING, MIN_STEPS, OwnTimes, audit, count_alarms, noise_alone, own_times, permuted
 
 DEVICES = ("T4", "T4", "V100")
 ROWS = np.array([64, 64, 128])
@@ -79,10 +79,37 @@ def test_slowdowns_that_last_raise_alarms_that_no_copy_raises():
 
 
 def test_noise_alone_raises_as_much_in_any_order():
-    found = audit(TwoLevelTrigger(), [noisy(1000)], block_steps=32, num_copies=9, seed=0)
+    """Strong enough for alarms, and blocks keep its memory: the measured order is one among its copies."""
+    trigger = TwoLevelTrigger()
+    groups = [noisy(600, sd=0.1, rho=0.8, seed=seed) for seed in range(4)]
+    found = audit(trigger, groups, block_steps=32, num_copies=9, seed=0)
     assert found is not None
-    assert found.measured.num_alarms == found.false.num_alarms == 0
-    assert found.p_value == 1.0
+    raised = sorted(copy.num_alarms for copy in found.copies)
+    assert found.measured.num_alarms > 0
+    assert raised[0] <= found.measured.num_alarms <= raised[-1]
+    assert found.p_value > 0.1
+
+
+@pytest.mark.parametrize(("rho", "sd"), [(0.0, 0.04), (0.6, 0.02), (0.9, 0.08)])
+def test_noise_is_known_by_its_strength_and_memory_also_with_slowdowns_in_it(rho, sd):
+    times = noisy(3000, sd=sd, rho=rho)
+    for start in range(200, 2800, 400):
+        times = slowed(times, start % 3, start, 60)
+    memory, sds = times.noise
+    assert memory == pytest.approx(rho, abs=0.15)
+    assert sds == pytest.approx(sd, rel=0.3)
+    alone = noise_alone(times, memory, sds, np.random.default_rng(0))
+    assert np.log(alone.factors).std(axis=0) == pytest.approx(sds, rel=0.3)
+    assert np.abs(np.median(np.log(alone.factors), axis=0)).max() < 1e-9
+
+
+def test_alarms_that_noise_which_wanders_raises_by_itself_are_not_believed():
+    """Its copies lose what passes for a change that lasted, and raise fewer: alone they would call the noise one."""
+    alarmed = audit(TwoLevelTrigger(), [noisy(640, sd=0.1, rho=0.9, seed=2)], block_steps=32, num_copies=19, seed=0)
+    assert alarmed is not None
+    assert alarmed.measured.num_alarms > 0
+    assert alarmed.measured.num_alarms > max(copy.num_alarms for copy in alarmed.copies)
+    assert alarmed.p_value > 0.1
 
 
 def test_an_alarm_for_everyone_is_no_resplit():
