@@ -20,7 +20,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -28,8 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rex_ray.core.types import FloatArray
+from workloads.arguments import Parser, output_file, refusing, whole
 
-__all__ = ["Findings", "Row", "Settings", "bootstrap_median", "main", "print_table", "to_document"]
+__all__ = ["Findings", "Row", "Settings", "bootstrap_median", "main", "parsed_apart", "print_table", "to_document"]
 
 Scalar: TypeAlias = float | int | str | bool | None
 Row: TypeAlias = Mapping[str, Scalar]
@@ -125,20 +125,39 @@ def print_table(title: str, rows: Sequence[Row], console: Console) -> None:
     console.print(table)
 
 
-def main(name: str, measure: Callable[[Settings], Findings], argv: Sequence[str] | None = None) -> None:
+def parsed_apart(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parse those options that a wrapper of ``main`` adds, and return the others' arguments beside them.
+
+    What cannot work ends the process, in one line and with exit code 2.
+    """
+    with refusing():
+        return parser.parse_known_args(argv)
+
+
+def main(
+    name: str,
+    measure: Callable[[Settings], Findings],
+    argv: Sequence[str] | None = None,
+    *,
+    apart: Sequence[Parser] = (),
+) -> None:
     """Parse the command line, measure, print the tables and write the JSON.
+
+    What cannot work ends the process before the measurement, in one line and with exit code 2.
 
     Args:
         name: the module's name under ``experiments``.
         measure: the experiment.
         argv: arguments; default ``sys.argv[1:]``.
+        apart: what ``parsed_apart`` was given; the help has their options too.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog=f"python -m experiments.{name}", description=measure.__doc__)
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where to write the findings")
+    parser = Parser(prog=f"python -m experiments.{name}", description=measure.__doc__, parents=apart)
+    parser.add_argument("--json", type=output_file, required=True, metavar="FILE", help="where to write the findings")
     parser.add_argument("--quick", action="store_true", help="a smaller run: wider intervals, same code")
-    parser.add_argument("--seed", type=int, default=0)
-    parsed = parser.parse_args(arguments)
+    parser.add_argument("--seed", type=whole(0), default=0, help="of every random choice (default: 0)")
+    with refusing():
+        parsed = parser.parse_args(arguments)
 
     settings = Settings(quick=parsed.quick, seed=parsed.seed)
     findings = measure(settings)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from experiments._harness import Findings, Row, Scalar, Settings
+from experiments._harness import Findings, Row, Scalar, Settings, parsed_apart
 from experiments._harness import main as run
+from workloads.arguments import Parser, filled_page
 
 __all__ = ["fill_page", "main", "markdown_table"]
 
@@ -52,11 +51,13 @@ def _cell(value: Scalar) -> str:
     return str(value + 0.0 if isinstance(value, float) else value)  # no minus before a zero
 
 
-def main(name: str, measure: Callable[[Settings], Findings], argv: Sequence[str]) -> None:
+def main(
+    name: str, measure: Callable[[Settings], Findings], argv: Sequence[str], *, apart: Sequence[Parser] = ()
+) -> None:
     """Run an experiment as ``_harness.main`` does; with ``--page FILE``, fill its tables in there too."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--page", type=Path)
-    known, others = parser.parse_known_args(argv)
+    parser = Parser(add_help=False)
+    parser.add_argument("--page", type=filled_page, metavar="FILE", help="a Markdown page to fill the tables in")
+    known, others = parsed_apart(parser, argv)
     kept: list[Findings] = []
 
     def keeping(settings: Settings) -> Findings:
@@ -64,6 +65,6 @@ def main(name: str, measure: Callable[[Settings], Findings], argv: Sequence[str]
         return kept[-1]
 
     keeping.__doc__ = measure.__doc__
-    run(name, keeping, others)
+    run(name, keeping, others, apart=[parser, *apart])
     if known.page is not None:
         known.page.write_text(fill_page(known.page.read_text(encoding="utf-8"), kept[-1]), encoding="utf-8")

@@ -7,7 +7,6 @@ An experiment that fails does not stop the others; the command fails in the end.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments._harness import Row, print_table
+from workloads.arguments import Parser, output_folder, refusing
 
 __all__ = ["EXPERIMENTS", "main", "run_one"]
 
@@ -89,15 +89,18 @@ def _clear(out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run them all, print the table, write it beside the JSON files; return how many failed."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench", description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser = Parser(prog="python -m experiments.bench", description=main.__doc__)
+    parser.add_argument(
+        "--out", type=output_folder, default="out/bench", help="where all of it goes (default: out/bench)"
+    )
     parser.add_argument("--only", help="names, separated by commas")
-    parsed = parser.parse_args(argv)
     there = [name for name in EXPERIMENTS if importlib.util.find_spec(f"experiments.{name}") is not None]
-    asked = parsed.only.split(",") if parsed.only else there
-    unknown = [name for name in asked if name not in there]
-    if unknown:
-        parser.error(f"no experiment is called {', '.join(unknown)}; there are {', '.join(there)}")
+    with refusing():
+        parsed = parser.parse_args(argv)
+        asked = parsed.only.split(",") if parsed.only else there
+        unknown = [name for name in asked if name not in there]
+        if unknown:
+            parser.error(f"no experiment is called {', '.join(unknown)}; there are {', '.join(there)}")
     parsed.out.mkdir(parents=True, exist_ok=True)
     _clear(parsed.out)
     rows = []

@@ -10,7 +10,6 @@ or another code begins a folder of its own.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import statistics
@@ -19,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from experiments._harness import Findings, Row, Settings
+from experiments._harness import Findings, Row, Settings, parsed_apart
 from experiments._live_trials import LivePlan, run_sweep
 from experiments._page import main
+from workloads.arguments import Parser, output_folder
 
 __all__ = ["findings_of", "plan_of", "sweep_folder"]
 
@@ -117,9 +117,15 @@ def sweep_folder(plan: LivePlan, runs: Path) -> Path:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--runs", type=Path, default=Path("out") / "live_sweep")
-    known, others = parser.parse_known_args(arguments)
+    parser = Parser(add_help=False)
+    parser.add_argument(
+        "--runs",
+        type=output_folder,
+        default="out/live_sweep",
+        metavar="DIR",
+        help="where runs are kept (default: %(default)s)",
+    )
+    known, others = parsed_apart(parser, arguments)
 
     def measure(settings: Settings) -> Findings:
         """Run live trials of each policy with each seed by Ray Tune, and compare them."""
@@ -128,7 +134,7 @@ def _main(arguments: Sequence[str]) -> None:
         print(f"runs are kept in {folder}", file=sys.stderr)
         return findings_of(plan, run_sweep(plan, folder))
 
-    main("live_sweep", measure, others)
+    main("live_sweep", measure, others, apart=[parser])
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def _named(text: str, remedy: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no UTF-8 text; {remedy}") from error
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {error.strerror}; {remedy}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error.strerror}; {remedy}") from error
 
 
 def _check_folder(folder: Path, text: str) -> None:

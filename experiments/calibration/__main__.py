@@ -30,6 +30,7 @@ from experiments._harness import Findings, Row, Settings, print_table, to_docume
 from experiments.calibration._bounds import Budget, Result
 from experiments.calibration._figures import CHARTS, draw
 from experiments.calibration._goals import FIGURES, verdicts
+from workloads.arguments import Parser, output_file, refusing, whole
 
 __all__ = ["MODULES", "Measure", "main"]
 
@@ -152,12 +153,13 @@ def main(argv: Sequence[str] | None = None, loader: Callable[[str], Measure] = l
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m experiments.calibration", description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where to write the findings")
+    parser = Parser(prog="python -m experiments.calibration", description=__doc__)
+    parser.add_argument("--json", type=output_file, required=True, metavar="FILE", help="where to write the findings")
     parser.add_argument("--quick", action="store_true", help="about a tenth of the time: same code, wider bounds")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=whole(0), default=0)
     parser.add_argument("--only", type=_names, default=MODULES, metavar="A,B", help=f"of {', '.join(MODULES)}")
-    return parser.parse_args(arguments)
+    with refusing():
+        return parser.parse_args(arguments)
 
 
 def _names(text: str) -> tuple[str, ...]:

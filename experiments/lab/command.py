@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
-from experiments._harness import Findings, Settings
+from experiments._harness import Findings, Settings, parsed_apart
 from experiments._page import main as run_with_page
 from experiments.lab.cells import Cell, Result
 from experiments.lab.study import Study
 from experiments.lab.sweep import run_cells
+from workloads.arguments import Parser, output_folder, whole
 
 __all__ = ["Runner", "main"]
 
@@ -27,11 +26,17 @@ def main(name: str, study: Callable[[Settings, Runner], Study], argv: Sequence[s
         study: the experiment.
         argv: arguments.
     """
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--out", type=Path, default=Path("out/lab"))
-    parser.add_argument("--jobs", type=int)
-    parser.add_argument("--record", type=Path)
-    known, others = parser.parse_known_args(argv)
+    parser = Parser(add_help=False)
+    parser.add_argument(
+        "--out",
+        type=output_folder,
+        default="out/lab",
+        metavar="DIR",
+        help="where played cells are kept (default: %(default)s)",
+    )
+    parser.add_argument("--jobs", type=whole(0), metavar="N", help="cells at once; 0: without Ray (default: the cores)")
+    parser.add_argument("--record", type=output_folder, metavar="DIR", help="where to write tables and charts")
+    known, others = parsed_apart(parser, argv)
 
     def measure(settings: Settings) -> Findings:
         # A quick run is over before a cluster has started.
@@ -44,5 +49,5 @@ def main(name: str, study: Callable[[Settings, Runner], Study], argv: Sequence[s
             record(known.record, name, shlex.join(["python", "-m", f"experiments.{name}", *argv]), settings, found)
         return found.findings
 
-    measure.__doc__ = f"{study.__doc__} Also: --record DIR (tables and charts), --jobs N (0: no Ray), --out DIR."
-    run_with_page(name, measure, others)
+    measure.__doc__ = study.__doc__
+    run_with_page(name, measure, others, apart=[parser])

@@ -10,7 +10,6 @@ rows with every seed, and that the larger batches reach too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from workloads.arguments import Parser, number, output_file, output_folder, refusing, several, whole
 from workloads.learning.learner import SgdLearner, learner_of
 from workloads.learning.rates import AdaScaleRate
 from workloads.learning.tasks import load_task, task_names
@@ -75,15 +75,15 @@ def pilot_run(learner: SgdLearner, global_batch_size: int) -> tuple[float | None
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line asks for, a line per run."""
-    parser = argparse.ArgumentParser(prog="python -m workloads.learning.pilot", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m workloads.learning.pilot", description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=task_names())
-    parser.add_argument("--batches", type=_integers, help="default: the reference batch and three doublings")
-    parser.add_argument("--seeds", type=_integers, default=[0])
-    parser.add_argument("--learning-rates", type=_floats, help="default: the recipe's")
-    parser.add_argument("--num-epochs", type=int, help="default: the recipe's")
+    parser.add_argument("--batches", type=several(whole(1)), help="default: the reference batch and three doublings")
+    parser.add_argument("--seeds", type=several(whole(0)), default=[0])
+    parser.add_argument("--learning-rates", type=several(number(above=0.0)), help="default: the recipe's")
+    parser.add_argument("--num-epochs", type=whole(1), help="default: the recipe's")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--cache", type=Path, help="where paths are kept (default: nowhere)")
-    parser.add_argument("--json", type=Path, help="write the runs to this file too")
+    parser.add_argument("--cache", type=output_folder, help="where paths are kept (default: nowhere)")
+    parser.add_argument("--json", type=output_file, help="write the runs to this file too")
     options = parser.parse_args(arguments)
     task = load_task(options.task, options.data_dir)
     recipe = replace(task.recipe, num_epochs=options.num_epochs or task.recipe.num_epochs)
@@ -111,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(_told(run), flush=True)
                 runs.append(asdict(run))
     if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
 
 
@@ -123,13 +124,6 @@ def _told(run: PilotRun) -> str:
     )
 
 
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _floats(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
 if __name__ == "__main__":
-    main()
+    with refusing():
+        main()
