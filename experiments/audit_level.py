@@ -75,7 +75,7 @@ def level_row(rho: float, sd: float, num_slow: int, seeds: range) -> Row:
 def measure(settings: Settings) -> Findings:
     """Measure how often the audit is wrong about noise, and right about slowdowns."""
     first = settings.seed * 10_000
-    nulls, slowed = (20, 5) if settings.quick else (200, 40)
+    nulls, slowed = (20, 2) if settings.quick else (200, 20)
     rows = [level_row(rho, sd, 0, range(first, first + nulls)) for rho, sd in NULLS]
     rows += [level_row(rho, sd, 3, range(first, first + slowed)) for rho, sd in SLOWED]
     alone = [row for row in rows if not row["slowdowns"]]
