@@ -25,6 +25,7 @@ from rex_ray.core.types import FloatArray
 __all__ = ["ledger_chart", "metric_chart", "save", "times_chart", "worlds_chart"]
 
 _BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+_YELLOW = "#f0e442"
 _GREY, _DARK = "#8a8a8a", "#333333"
 _STYLE = {
     "font.size": 13,
@@ -41,13 +42,15 @@ _LINES: Mapping[str, tuple[str, str]] = {
     "best_fixed_equal": (_ORANGE, "-"),
     "best_fixed_balanced": (_GREEN, "--"),
     "pollux": (_PINK, "-"),
+    "cannikin": (_RED, "-"),
     "rex": (_BLUE, "-"),
     "oracle": (_DARK, ":"),
 }
 _PARTS: Mapping[str, tuple[str, str]] = {
     "growth": (_ORANGE, "other batches"),
     "rate": (_PINK, "learning rate"),
-    "exploration": (_SKY, "shares equal or on trial"),
+    "unsplit": (_SKY, "equal shares for ever"),
+    "exploration": (_YELLOW, "equal at first, on trial"),
     "spline": (_GREEN, "curves not exact"),
     "sensing": (_RED, "noticing late"),
     "lag": (_DARK, "switching late"),
