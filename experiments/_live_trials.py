@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,7 @@ from ray.tune.integration.ray_train import TuneReportCallback
 
 from experiments._harness import Row
 from experiments.lab.sweep import write_whole
+from experiments.lab.tune import is_whole
 from rex_ray import RexTrainer, local_cluster
 from rex_ray.control.events import GroupStarted
 from rex_ray.demo.comparison import truth_of
@@ -106,9 +108,10 @@ def _tune(plan: LivePlan, folder: Path) -> list[str]:
     record = folder / "tune"
     # Trials need nothing of the cluster's CPUs, which are the workers'; but an empty request is refused.
     trainable = tune.with_resources(_live_trial, {"CPU": 0, "node:__internal_head__": 0.001})
-    if tune.Tuner.can_restore(str(record)):
+    if is_whole(record):
         tuner = tune.Tuner.restore(str(record), trainable, resume_unfinished=True, restart_errored=True)
     else:
+        shutil.rmtree(record, ignore_errors=True)  # torn as it was written: results lie beside it and are read again
         trials = [{"policy": policy, "seed": seed} for policy, seed in plan.trials()]
         tuner = tune.Tuner(
             trainable,

@@ -27,7 +27,7 @@ from experiments.lab.cells import Cell
 from experiments.lab.sweep import code_digest, play_into, result_file
 from rex_ray.train.local_cluster import quiet_surroundings
 
-__all__ = ["local_ray", "tune_cells"]
+__all__ = ["is_whole", "local_ray", "tune_cells"]
 
 _OBJECT_STORE_BYTES = 80 * 2**20
 _REPORT_EVERY_S = 30.0
@@ -89,7 +89,7 @@ def _trial(config: dict[str, Any]) -> None:
 def _fit(name: str, cells: Sequence[Cell], folder: Path, jobs: int) -> _Fitted:
     progress = _Progress(name, len(cells))
     record = folder / _RECORD
-    if _is_whole(record):
+    if is_whole(record):
         tuner = tune.Tuner.restore(str(record), _trial, resume_unfinished=True, restart_errored=True)
     else:
         shutil.rmtree(record, ignore_errors=True)
@@ -121,7 +121,7 @@ def _fit(name: str, cells: Sequence[Cell], folder: Path, jobs: int) -> _Fitted:
     )
 
 
-def _is_whole(record: Path) -> bool:
+def is_whole(record: Path) -> bool:
     """Return whether Tune can go on from its record: it was not killed before, or while, it wrote the first state."""
     states = sorted(record.glob("experiment_state-*.json"))
     if not states or not tune.Tuner.can_restore(str(record)):

@@ -19,6 +19,7 @@ from ray import tune
 
 from experiments._harness import Settings, to_document
 from experiments._live_trials import LivePlan
+from experiments.lab.tune import is_whole
 from experiments.live_sweep import findings_of, plan_of, sweep_folder
 
 ROOT = Path(__file__).parents[2]
@@ -119,15 +120,18 @@ print(json.dumps(run_sweep(LivePlan(**{plan!r}), Path({str(tmp_path)!r}))))
     first_row = tmp_path / "results" / "bsp-seed0.json"
     before = (first_row.read_bytes(), first_row.stat().st_mtime_ns)
     assert not (tmp_path / "results" / "bsp-seed1.json").exists()
-    ids, processes = tunes_record(tmp_path / "tune")
+    # A kill may tear Tune's record as it is written; then all that is known are the results beside it.
+    known = tunes_record(tmp_path / "tune") if is_whole(tmp_path / "tune") else None
 
     again = begin()
     output, errors = again.communicate(timeout=150.0)
     assert again.returncode == 0, errors[-4000:]
     assert (first_row.read_bytes(), first_row.stat().st_mtime_ns) == before
     ids_now, processes_now = tunes_record(tmp_path / "tune")
-    assert ids_now == ids  # the same two trials, not two more
-    assert processes_now[0] == processes[0] != processes_now[1]  # the first was not so much as looked at again
+    if known is not None:
+        ids, processes = known
+        assert ids_now == ids  # the same two trials, not two more
+        assert processes_now[0] == processes[0] != processes_now[1]  # the first was not so much as looked at again
     assert len(list(tmp_path.glob("runs/bsp-seed0-*"))) == 1
     assert len(list(tmp_path.glob("runs/bsp-seed1-*"))) == 2
     rows = json.loads(output.strip().splitlines()[-1])

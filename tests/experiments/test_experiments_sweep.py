@@ -190,13 +190,13 @@ def test_a_sweep_killed_halfway_goes_on_where_it_was(tmp_path):
 
 
 def test_a_record_that_was_killed_at_birth_is_not_gone_on_from(tmp_path):
-    from experiments.lab.tune import _is_whole
+    from experiments.lab.tune import is_whole
 
-    assert not _is_whole(tmp_path)
+    assert not is_whole(tmp_path)
     (tmp_path / "tuner.pkl").write_bytes(b"whole")
-    assert not _is_whole(tmp_path)
+    assert not is_whole(tmp_path)
     (tmp_path / "experiment_state-1.json").write_text('{"trials": [')
-    assert not _is_whole(tmp_path)
+    assert not is_whole(tmp_path)
 
 
 def test_a_matrix_is_played_by_one_process_at_a_time(tmp_path):

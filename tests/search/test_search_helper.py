@@ -186,10 +186,12 @@ def test_success_forgives_deaths() -> None:
     for _ in range(3):
         helper.start("a", 0, tiny())
         assert isinstance(wait_for(helper, is_over)[-1], Finished)
-        assert helper.pid is not None
-        os.kill(helper.pid, signal.SIGKILL)
-        time.sleep(0.05)
-        helper.poll()
+        pid = helper.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while helper.pid == pid:  # a busy machine takes its time to bury it
+            helper.poll()
+            time.sleep(0.01)
         now[0] += 10.0
     helper.close()
 
