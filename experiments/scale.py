@@ -157,9 +157,9 @@ def _per_step(policy: str, workers: int, num_steps: int, seed: int) -> Row:
         "policy": policy,
         "workers": workers,
         "steps": len(run.step_s),
-        "controller_us": controller_us / len(run.step_s),
-        "engine_us": (whole_us - controller_us) / len(run.step_s),
-        "controller_us_per_worker": controller_us / len(run.step_s) / workers,
+        "controller_us": round(controller_us / len(run.step_s), 1),
+        "engine_us": round((whole_us - controller_us) / len(run.step_s), 1),
+        "controller_us_per_worker": round(controller_us / len(run.step_s) / workers, 2),
         "allocations": len(run.allocations),
     }
 
@@ -179,8 +179,8 @@ def _memory(policy: str, workers: int, num_steps: int, seed: int) -> Row:
         "policy": policy,
         "workers": workers,
         "steps": 2 * num_steps,
-        "peak_mib": peaks[1] / 2**20,
-        "growth_bytes_per_step": (peaks[1] - peaks[0]) / num_steps,
+        "peak_mib": round(peaks[1] / 2**20, 2),
+        "growth_bytes_per_step": round((peaks[1] - peaks[0]) / num_steps),
     }
 
 
@@ -215,12 +215,12 @@ def _whole_training(num_epochs: int, seed: int) -> tuple[Row, dict[str, float]]:
     }
     row: Row = {
         "epochs": num_epochs,
-        "wall_s": wall_s,
-        "cpu_s": cpu_s,
-        "controller_cpu_s": controller.cpu_ns / 1e9,
+        "wall_s": round(wall_s, 1),
+        "cpu_s": round(cpu_s, 1),
+        "controller_cpu_s": round(controller.cpu_ns / 1e9, 1),
         "steps": len(run.step_s),
         "largest_batch": int(run.num_rows.max()),
-        "virtual_hours": run.total_s / 3600,
+        "virtual_hours": round(run.total_s / 3600, 2),
     }
     return row, figures
 
