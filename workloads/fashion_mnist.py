@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from rex_ray import get_session
 from rex_ray.core.errors import ConfigError
 from workloads.arguments import Parser, number, refusing
-from workloads.idx import find_idx, read_idx
+from workloads.idx import find_idx, read_labelled
 from workloads.images import count_correct, no_answer_is_named
 
 __all__ = ["FashionMNIST", "SmallCNN", "load_split", "main", "train_loop"]
@@ -78,19 +78,7 @@ def load_split(data_dir: Path, split: str) -> FashionMNIST:
     Raises:
         ConfigError: a file is missing or damaged, or images and labels do not belong together.
     """
-    arrays = []
-    for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
-        name = f"{_PREFIX[split]}-{kind}"
-        path = find_idx(data_dir, name)
-        if path is None:
-            raise ConfigError(
-                f"data_dir {data_dir} holds no {name} (or {name}.gz); it must hold the four Fashion-MNIST idx files, "
-                "on every node. Without data_dir torchvision downloads them"
-            )
-        arrays.append(read_idx(path))
-    images, labels = arrays
-    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise ConfigError(f"data_dir {data_dir}: images {images.shape} and labels {labels.shape} do not match")
+    images, labels = read_labelled(data_dir, _PREFIX[split])
     return FashionMNIST(torch.tensor(images), torch.tensor(labels))
 
 

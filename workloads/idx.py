@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rex_ray.core.errors import ConfigError
 
-__all__ = ["find_idx", "read_idx"]
+__all__ = ["find_idx", "read_idx", "read_labelled"]
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08
@@ -65,3 +65,29 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     if len(raw) - start != expected_bytes:
         raise ConfigError(f"{path} states {expected_bytes} values of shape {shape}, holds {len(raw) - start}{remedy}")
     return np.frombuffer(raw, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def read_labelled(folder: Path, prefix: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Read the images of a set, shape ``[rows, height, width]``, and their labels, shape ``[rows]``.
+
+    Args:
+        folder: see ``find_idx``.
+        prefix: ``"train"`` or ``"t10k"``.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or images and labels do not belong together.
+    """
+    arrays = []
+    for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+        name = f"{prefix}-{kind}"
+        path = find_idx(folder, name)
+        if path is None:
+            raise ConfigError(
+                f"data_dir {folder} holds no {name}; give data_dir a folder with the four Fashion-MNIST idx files, "
+                "plain or .gz, on every node (Debian: dataset-fashion-mnist). Without it a training loop downloads them"
+            )
+        arrays.append(read_idx(path))
+    images, labels = arrays
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+        raise ConfigError(f"data_dir {folder}: images {images.shape} and labels {labels.shape} do not match")
+    return images, labels

@@ -6,12 +6,13 @@ published with exact bounds, which hold also where nothing was counted at all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scipy.stats import beta, chi2
+from scipy.stats import beta
+
+from rex_ray.core.rates import poisson_interval
 
 __all__ = ["Budget", "Result", "binomial_interval", "poisson_interval"]
 
@@ -71,28 +72,6 @@ def binomial_interval(successes: int, trials: int, level: float = 0.95) -> tuple
     low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
     high = float(beta.ppf(1.0 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
     return low, high
-
-
-def poisson_interval(events: int, exposure: float, level: float = 0.95) -> tuple[float, float]:
-    """Exact two-sided interval of a rate (Garwood 1936) from events counted over an exposure.
-
-    Args:
-        events: how often it happened.
-        exposure: steps, or whatever the rate is per. For a rate per 10,000 steps, pass ``steps / 10_000``.
-        level: coverage.
-
-    Returns:
-        ``(low, high)``, events per unit of exposure.
-
-    Raises:
-        ValueError: a count, an exposure or a level that cannot be.
-    """
-    if events < 0 or not (exposure > 0 and math.isfinite(exposure)):
-        raise ValueError(f"events must be >= 0 and the exposure positive, got {events} over {exposure}")
-    tail = _tail(level)
-    low = float(chi2.ppf(tail, 2 * events)) / 2 if events else 0.0
-    high = float(chi2.ppf(1.0 - tail, 2 * events + 2)) / 2
-    return low / exposure, high / exposure
 
 
 def _tail(level: float) -> float:

@@ -10,7 +10,6 @@ import numpy as np
 
 from experiments.lab.cells import Result
 from rex_ray.core.types import FloatArray, IntArray
-from rex_ray.scenario import WorkerTimeline
 from rex_ray.scenario.timeline import own_times
 from rex_ray.sim import Scenario
 
@@ -82,7 +81,7 @@ def result_of(played: Played, scenario: Scenario, *, tta_s: float | None) -> Res
         tta_s: virtual seconds to the target; None where it was not reached.
     """
     step_s, rows = played.step_s, played.num_rows
-    peak = sum(_peak_rows_per_s(line) for line in scenario.timelines)
+    peak = sum(line.profile.peak_rows_per_s for line in scenario.timelines)
     ends_epoch = rows.cumsum() % scenario.problem.dataset_size == 0
     whole = rows[~ends_epoch] if not ends_epoch.all() else rows
     return Result(
@@ -99,8 +98,3 @@ def result_of(played: Played, scenario: Scenario, *, tta_s: float | None) -> Res
         charged_s=played.total_s - float(step_s.sum()),
         lost_s=played.lost_s,
     )
-
-
-def _peak_rows_per_s(line: WorkerTimeline) -> float:
-    rows = np.arange(1, line.profile.max_local_batch_size + 1)
-    return float((rows / line.profile.own_time_s(rows)).max())

@@ -44,9 +44,8 @@ def play_sgd(cell: Cell) -> Result:
 
 def _played(cell: Cell, scenario: Scenario, learner: SgdLearner, num_steps: int) -> Played:
     if cell.method in DELAYS:
-        delay = DELAYS[cell.method]
-        run = play_real_oracle(scenario, learner, cell.global_batch_size, delay_steps=delay)
-        return played_by_oracle(scenario, run.rows, delay)
+        rows = play_real_oracle(scenario, learner, cell.global_batch_size)
+        return played_by_oracle(scenario, rows, DELAYS[cell.method])
     if cell.method in FIXED:
         rate, shares = AdaScaleRate(cell.global_batch_size), fixed_shares(cell)
         batch = sum(shares)

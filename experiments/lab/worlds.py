@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from experiments.lab.alibaba import replay_job
 from experiments.lab.cells import Cell
 from rex_ray.core.errors import ConfigError
-from rex_ray.core.types import Problem, WorkerSpec
 from rex_ray.scenario import (
     DeviceProfile,
     Episode,
@@ -23,9 +22,8 @@ from rex_ray.scenario import (
     rotating_episodes,
     sleeping_epochs,
 )
-from rex_ray.sim import Charges, Scenario, charges_of
+from rex_ray.sim import Charges, Scenario, charges_of, problem_of
 from rex_ray.sim.limits import network_model
-from rex_ray.sim.oracle import largest_batch
 
 __all__ = ["scenario_of"]
 
@@ -49,16 +47,7 @@ def scenario_of(cell: Cell, dataset_size: int, num_steps: int) -> Scenario:
         raise ConfigError(f"noise must be one of {', '.join(_NOISE)}, got {cell.noise!r}")
     disturbances = _disturbances(cell, profiles, dataset_size, num_steps)
     shape = _shape(cell, len(devices))
-    caps = [profile.max_local_batch_size for profile in profiles]
-    problem = Problem(
-        workers=tuple(
-            WorkerSpec(rank=rank, device=device, max_local_batch_size=cap)
-            for rank, (device, cap) in enumerate(zip(devices, caps, strict=True))
-        ),
-        global_batch_size=cell.global_batch_size,
-        max_global_batch_size=largest_batch(cell.global_batch_size, dataset_size, sum(caps)),
-        dataset_size=dataset_size,
-    )
+    problem = problem_of(devices, profiles, global_batch_size=cell.global_batch_size, dataset_size=dataset_size)
     lines = tuple(
         WorkerTimeline(
             profile=profile, rank=rank, seed=cell.seed, noise=disturbed.noise, episodes=disturbed.episodes, shape=shape

@@ -109,10 +109,10 @@ def simulation_document(
     controls: list[_Run] = []
     for seed in seeds:
         scenario = world.scenario(seed)
-        oracle, late = (_oracle(world, scenario, seed, delay) for delay in (0, _DELAY_STEPS))
+        oracle = _oracle(world, scenario, seed)
         controls.append(oracle)
         if world.disturbance != "none":
-            controls.append(late)
+            controls.append(_oracle(world, scenario, seed, late_for=oracle))
         for policy, chosen in options.items():
             header = Header(
                 seed=seed,
@@ -202,24 +202,21 @@ def _play(world: World, scenario: Scenario, header: Header, oracle_s: float, jou
     )
 
 
-def _oracle(world: World, scenario: Scenario, seed: int, delay_steps: int) -> _Run:
-    learning, reference = world.learning, world.reference_batch_size
-    run, known = (
-        oracle_run(
-            scenario.timelines,
-            scenario.network,
-            learning,
-            reference,
-            delay_steps=delay,
-            dataset_size=scenario.problem.dataset_size,
-        )
-        for delay in (delay_steps, 0)
+def _oracle(world: World, scenario: Scenario, seed: int, late_for: _Run | None = None) -> _Run:
+    """Play the oracle, or the one that hears late of what ``late_for`` knew at once."""
+    run = oracle_run(
+        scenario.timelines,
+        scenario.network,
+        world.learning,
+        world.reference_batch_size,
+        delay_steps=0 if late_for is None else _DELAY_STEPS,
+        dataset_size=scenario.problem.dataset_size,
     )
     return _Run(
-        policy="oracle_delayed" if delay_steps else "oracle",
+        policy="oracle" if late_for is None else "oracle_delayed",
         seed=seed,
         time_to_target_s=run.total_s,
-        ratio_to_oracle=run.total_s / known.total_s,
+        ratio_to_oracle=1.0 if late_for is None else run.total_s / late_for.total_s,
         total_s=run.total_s,
         num_steps=len(run.step_s),
         smallest_batch=int(run.global_batch_size.min()),
@@ -231,10 +228,7 @@ def _oracle(world: World, scenario: Scenario, seed: int, delay_steps: int) -> _R
 
 def _rii(scenario: Scenario, num_rows: int, total_s: float) -> float:
     """Return the part of what all devices could do at their best sizes that was not done."""
-    peak = 0.0
-    for line in scenario.timelines:
-        rows = np.arange(1, line.profile.max_local_batch_size + 1)
-        peak += float((rows / line.profile.own_time_s(rows)).max())
+    peak = sum(line.profile.peak_rows_per_s for line in scenario.timelines)
     return 1.0 - num_rows / (total_s * peak)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from rex_ray.cli.words import misfit_text
 from rex_ray.core.errors import ConfigError, nearest_name_hint
-from rex_ray.core.types import Problem, WorkerSpec
 from rex_ray.scenario import (
     Episode,
     LearningCurve,
@@ -20,9 +19,8 @@ from rex_ray.scenario import (
     random_episodes,
     rotating_episodes,
 )
-from rex_ray.sim import Scenario
+from rex_ray.sim import Scenario, problem_of
 from rex_ray.sim.limits import network_model
-from rex_ray.sim.oracle import largest_batch
 
 __all__ = ["World"]
 
@@ -96,18 +94,11 @@ class World:
         batch = self.reference_batch_size
         if not len(profiles) <= batch <= sum(caps):
             raise ConfigError(misfit_text(batch, self.cluster, len(profiles), sum(caps)))
-        workers = tuple(
-            WorkerSpec(rank=rank, device=device, max_local_batch_size=cap)
-            for rank, (device, cap) in enumerate(zip(self.devices, caps, strict=True))
-        )
         episodes = self._episodes(seed)
         noise = self._noise_model()
         return Scenario(
-            problem=Problem(
-                workers=workers,
-                global_batch_size=batch,
-                max_global_batch_size=largest_batch(batch, self.learning.dataset_size, sum(caps)),
-                dataset_size=self.learning.dataset_size,
+            problem=problem_of(
+                self.devices, profiles, global_batch_size=batch, dataset_size=self.learning.dataset_size
             ),
             timelines=tuple(
                 WorkerTimeline(profile=profile, rank=rank, seed=seed, noise=noise, episodes=episodes)

@@ -73,6 +73,12 @@ class DeviceProfile:
         """
         return self.curve.predict_s(num_rows)
 
+    @property
+    def peak_rows_per_s(self) -> float:
+        """Rows per second at the size that suits the device best, within its memory."""
+        rows = np.arange(1, self.max_local_batch_size + 1)
+        return float((rows / self.own_time_s(rows)).max())
+
 
 def load_profile(device: str, workload: str) -> DeviceProfile:
     """Return a shipped profile.

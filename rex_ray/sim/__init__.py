@@ -11,7 +11,7 @@ from rex_ray.sim.recorded import RecordedRun, compare_decisions, feed_recorded
 from rex_ray.sim.scripted_oracle import OracleRun, ScriptedOracle, oracle_run
 from rex_ray.sim.seams import Learner, Searcher, StepNorms
 from rex_ray.sim.step_times import StepTimes
-from rex_ray.sim.world import Scenario, mixed_cluster
+from rex_ray.sim.world import Scenario, mixed_cluster, problem_of
 
 __all__ = [
     "FREE",
@@ -34,5 +34,6 @@ __all__ = [
     "feed_recorded",
     "mixed_cluster",
     "oracle_run",
+    "problem_of",
     "simulate",
 ]

@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.measuring import NormSchedule
 from rex_ray.core.types import Problem, WorkerSpec
-from rex_ray.scenario import Episode, NetworkModel, NoiseModel, StepTimeShape, WorkerTimeline, load_profile
+from rex_ray.scenario import (
+    DeviceProfile,
+    Episode,
+    NetworkModel,
+    NoiseModel,
+    StepTimeShape,
+    WorkerTimeline,
+    load_profile,
+)
 from rex_ray.sim.charges import FREE, Charges
+from rex_ray.sim.oracle import largest_batch
 
-__all__ = ["Scenario", "mixed_cluster"]
+__all__ = ["Scenario", "mixed_cluster", "problem_of"]
 
 _NO_NETWORK = NetworkModel()
 _NORMS = NormSchedule()
@@ -55,6 +64,35 @@ class Scenario:
             raise ConfigError(f"switch_lag_steps must be at least 1, got {self.switch_lag_steps}")
 
 
+def problem_of(
+    devices: Sequence[str],
+    profiles: Sequence[DeviceProfile],
+    *,
+    global_batch_size: int,
+    dataset_size: int,
+    max_global_batch_size: int | None = None,
+) -> Problem:
+    """Return the problem of a group of devices, one worker each, that hold what their profiles say.
+
+    Args:
+        devices: kind of device per rank.
+        profiles: of each rank.
+        global_batch_size: the reference batch in rows.
+        dataset_size: rows per epoch.
+        max_global_batch_size: default: see ``sim.oracle.largest_batch``.
+    """
+    caps = [profile.max_local_batch_size for profile in profiles]
+    return Problem(
+        workers=tuple(
+            WorkerSpec(rank=rank, device=device, max_local_batch_size=cap)
+            for rank, (device, cap) in enumerate(zip(devices, caps, strict=True))
+        ),
+        global_batch_size=global_batch_size,
+        max_global_batch_size=max_global_batch_size or largest_batch(global_batch_size, dataset_size, sum(caps)),
+        dataset_size=dataset_size,
+    )
+
+
 def mixed_cluster(
     devices: Sequence[str],
     workload: str,
@@ -79,11 +117,9 @@ def mixed_cluster(
         seed: of noise and episodes.
     """
     profiles = [load_profile(device, workload) for device in devices]
-    problem = Problem(
-        workers=tuple(
-            WorkerSpec(rank=rank, device=device, max_local_batch_size=profile.max_local_batch_size)
-            for rank, (device, profile) in enumerate(zip(devices, profiles, strict=True))
-        ),
+    problem = problem_of(
+        devices,
+        profiles,
         global_batch_size=global_batch_size,
         max_global_batch_size=8 * global_batch_size,
         dataset_size=steps_per_epoch * global_batch_size,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.lab.cells import Cell
-from experiments.lab.real import RealRun, play_real_oracle, seconds_to_target
+from experiments.lab.controlled import played_by_oracle
+from experiments.lab.real import play_real_oracle, seconds_to_target
 from experiments.lab.worlds import scenario_of
+from rex_ray.core.types import FloatArray, IntArray
 from workloads.learning import make_learner
 
 M0 = 64
@@ -23,13 +26,23 @@ def cell(disturbance: str = "none") -> Cell:
     )
 
 
-def oracle(cache: Path, disturbance: str = "none", delay_steps: int = 0) -> RealRun:
+@dataclass(frozen=True)
+class Run:
+    rows: IntArray
+    step_s: FloatArray
+    tta_s: float | None
+    final_metric: float | None
+    total_s: float
+
+
+def oracle(cache: Path, disturbance: str = "none", delay_steps: int = 0) -> Run:
     learner = make_learner("digits", seed=0, cache_dir=cache)
     scenario = scenario_of(cell(disturbance), learner.dataset_size, 2000)
-    run = play_real_oracle(scenario, learner, M0, delay_steps=delay_steps)
+    rows = play_real_oracle(scenario, learner, M0)
+    played = played_by_oracle(scenario, rows, delay_steps)
     assert learner.is_done
-    assert run.tta_s == seconds_to_target(learner, run.step_s)
-    return run
+    tta_s = seconds_to_target(learner, played.step_s)
+    return Run(rows, played.step_s, tta_s, learner.final_metric, played.total_s)
 
 
 def test_the_oracle_keeps_to_the_limits_and_counts_every_row(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from workloads.learning.images import Images
 from workloads.learning.models import scores
-from workloads.learning.recipe import Recipe
+from workloads.learning.recipe import Recipe, fingerprint_of
 
 __all__ = ["FeatureTask", "Features", "patch_features"]
 
@@ -78,11 +78,8 @@ class FeatureTask:
         self._train = ((values - mean) / std, _as_tensor(self.train.labels))
         test = torch.from_numpy(self.test.values).float()
         self._test = ((test - mean) / std, _as_tensor(self.test.labels))
-        digest = hashlib.sha256(repr((self.name, replace(self.recipe, target=0.0), self.build())).encode())
-        for part in (self.train, self.test):
-            digest.update(part.values.tobytes())
-            digest.update(part.labels.tobytes())
-        self.fingerprint = digest.hexdigest()
+        data = [array for part in (self.train, self.test) for array in (part.values, part.labels)]
+        self.fingerprint = fingerprint_of(self.name, self.recipe, self.build(), data=data)
 
     def with_recipe(self, recipe: Recipe) -> FeatureTask:
         """Return the same task, trained otherwise."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rex_ray.core.errors import ConfigError
-from workloads.idx import find_idx, read_idx
+from workloads.idx import read_labelled
 from workloads.learning.images import Images
 
 __all__ = ["CACHE", "JPEGS", "load_cifar10", "load_fashion_mnist"]
@@ -76,19 +76,12 @@ def load_fashion_mnist(folder: Path) -> tuple[Images, Images]:
     Raises:
         ConfigError: a file is missing or damaged, or images and labels do not belong together.
     """
-    sets = []
-    for prefix in ("train", "t10k"):
-        arrays = []
-        for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
-            path = find_idx(folder, f"{prefix}-{kind}")
-            if path is None:
-                raise ConfigError(f"{folder} holds no {prefix}-{kind}; give data_dir (Debian: dataset-fashion-mnist)")
-            arrays.append(read_idx(path))
-        pixels, labels = arrays
-        if pixels.ndim != 3 or labels.ndim != 1 or len(pixels) != len(labels):
-            raise ConfigError(f"{folder}: images {pixels.shape} and labels {labels.shape} do not match")
-        sets.append(Images(pixels=pixels[..., None], labels=labels))
-    return sets[0], sets[1]
+    train, test = (read_labelled(folder, prefix) for prefix in ("train", "t10k"))
+    return _grey(*train), _grey(*test)
+
+
+def _grey(pixels: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> Images:
+    return Images(pixels=pixels[..., None], labels=labels)
 
 
 def _decoded(jpeg: npt.NDArray[np.uint8], offset: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:

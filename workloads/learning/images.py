@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.learning.models import scores
-from workloads.learning.recipe import Recipe
+from workloads.learning.recipe import Recipe, fingerprint_of
 
 __all__ = ["Augmentation", "ImageTask", "Images"]
 
@@ -83,13 +83,8 @@ class ImageTask:
         self._train, self._test = _Pixels(self.train.pixels, mean, std), _Pixels(self.test.pixels, mean, std)
         self._labels = torch.from_numpy(self.train.labels.astype(np.int64))
         self._test_labels = torch.from_numpy(self.test.labels.astype(np.int64))
-        # The target ends nothing and changes nothing but what is said of a way.
-        trained_by = replace(self.recipe, target=0.0)
-        digest = hashlib.sha256(repr((self.name, trained_by, self.augmentation, self.build())).encode())
-        for images in (self.train, self.test):
-            digest.update(images.pixels.tobytes())
-            digest.update(images.labels.tobytes())
-        self.fingerprint = digest.hexdigest()
+        data = [array for images in (self.train, self.test) for array in (images.pixels, images.labels)]
+        self.fingerprint = fingerprint_of(self.name, self.recipe, self.augmentation, self.build(), data=data)
 
     def with_recipe(self, recipe: Recipe) -> ImageTask:
         """Return the same task, trained otherwise."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import numpy.typing as npt
 from torch import Tensor, nn
 
-__all__ = ["Recipe", "Task"]
+__all__ = ["Recipe", "Task", "fingerprint_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +68,18 @@ class Task(Protocol):
     def evaluate(self, model: nn.Module) -> float:
         """Return the metric on the whole test set."""
         ...
+
+
+def fingerprint_of(name: str, recipe: Recipe, *made_by: object, data: Iterable[npt.NDArray[Any]]) -> str:
+    """Return the digest of a task.
+
+    Args:
+        name: of the task.
+        recipe: how it is trained; its target ends nothing and changes nothing but what is said of a way.
+        made_by: what else decides on how it trains, the model at last; each with a telling ``repr``.
+        data: every array that is trained on or judged by.
+    """
+    digest = hashlib.sha256(repr((name, replace(recipe, target=0.0), *made_by)).encode())
+    for array in data:
+        digest.update(array.tobytes())
+    return digest.hexdigest()

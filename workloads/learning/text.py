@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +13,7 @@ from torch.nn import functional
 
 from workloads.language_models import perplexity
 from workloads.learning.models import scores
-from workloads.learning.recipe import Recipe
+from workloads.learning.recipe import Recipe, fingerprint_of
 
 __all__ = ["TextTask"]
 
@@ -51,11 +50,8 @@ class TextTask:
     def __post_init__(self) -> None:
         self._train, self._test = (_rows(words, self.row_words) for words in (self.train, self.test))
         self.dataset_size = len(self._train[0])
-        trained_by = replace(self.recipe, target=0.0)
-        digest = hashlib.sha256(repr((self.name, trained_by, self.row_words, self.build())).encode())
-        digest.update(self.train.tobytes())
-        digest.update(self.test.tobytes())
-        self.fingerprint = digest.hexdigest()
+        made_by = (self.row_words, self.build())
+        self.fingerprint = fingerprint_of(self.name, self.recipe, *made_by, data=(self.train, self.test))
 
     def with_recipe(self, recipe: Recipe) -> TextTask:
         """Return the same task, trained otherwise."""
