@@ -18,15 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from experiments._harness import bootstrap_median
 from experiments._overhead_loops import LEARNING_RATE, LOCAL_ROWS, WIDTH, layered_net, train_step
 from rex_ray.core.types import Allocation
-from rex_ray.worker.comm_hook import Reduction, reduce_bucket
-from rex_ray.worker.guard import ReplicaGuard
-from rex_ray.worker.optimizer_hooks import OptimizerHooks
+from rex_ray.worker.data.sampler import Plan
+from rex_ray.worker.measuring.probes import RecordQueue
+from rex_ray.worker.measuring.timing import now_s
+from rex_ray.worker.model.comm_hook import Reduction, reduce_bucket
+from rex_ray.worker.model.guard import ReplicaGuard
+from rex_ray.worker.model.optimizer_hooks import OptimizerHooks
+from rex_ray.worker.model.weighting import OutputWeights
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.probes import RecordQueue
-from rex_ray.worker.sampler import Plan
-from rex_ray.worker.timing import now_s
 from rex_ray.worker.tracker import StepTracker
-from rex_ray.worker.weighting import OutputWeights
 
 __all__ = ["measure_parts"]
 

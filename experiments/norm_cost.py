@@ -24,17 +24,17 @@ from experiments._harness import Findings, Row, Settings, bootstrap_median, main
 from experiments._overhead_loops import LEARNING_RATE, WIDTH, layered_net
 from rex_ray.core.measuring import INTERVAL_STEPS
 from rex_ray.core.types import Allocation, FloatArray
-from rex_ray.worker.comm_hook import Reduction, reduce_bucket
-from rex_ray.worker.microbatch import Gradients
-from rex_ray.worker.optimizer_hooks import OptimizerHooks
+from rex_ray.worker.data.sampler import Plan
+from rex_ray.worker.group.side_group import SideGroup
+from rex_ray.worker.measuring.probes import RecordQueue
+from rex_ray.worker.measuring.timing import now_s
+from rex_ray.worker.model.comm_hook import Reduction, reduce_bucket
+from rex_ray.worker.model.microbatch import Gradients
+from rex_ray.worker.model.optimizer_hooks import OptimizerHooks
+from rex_ray.worker.model.preconditioner import AdamPreconditioner
+from rex_ray.worker.model.weighting import OutputWeights
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.preconditioner import AdamPreconditioner
-from rex_ray.worker.probes import RecordQueue
-from rex_ray.worker.sampler import Plan
-from rex_ray.worker.side_group import SideGroup
-from rex_ray.worker.timing import now_s
 from rex_ray.worker.tracker import StepTracker
-from rex_ray.worker.weighting import OutputWeights
 
 LOCAL_ROWS = 64
 NUM_CHUNKS = 4

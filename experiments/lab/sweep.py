@@ -28,8 +28,8 @@ _ROOT = Path(__file__).parents[2]
 # What a cell's result can depend on; who prints, plans or drives live workers is not among it.
 _CODE = (
     *(f"rex_ray/{room}" for room in ("core", "scenario", "policies", "control", "search", "sim")),
-    "rex_ray/worker/sampler.py",
-    "rex_ray/worker/schedule.py",
+    "rex_ray/worker/data/sampler.py",
+    "rex_ray/worker/data/schedule.py",
     "rex_ray/train/search_events.py",
     "workloads",
     "experiments/_searcher.py",

@@ -32,17 +32,19 @@ from torch import nn
 
 from rex_ray.core.errors import ConfigError, LinkError
 from rex_ray.core.types import Allocation, WorkerSpec
-from rex_ray.worker import evaluation, replicas, state
-from rex_ray.worker.comm_hook import CommHook
-from rex_ray.worker.feed import Feed
+from rex_ray.worker.data import evaluation
+from rex_ray.worker.data.feed import Feed
+from rex_ray.worker.data.loader import TrainLoader
+from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.link import ControlLink, Reporter
-from rex_ray.worker.loader import TrainLoader
-from rex_ray.worker.model_side import ModelSide
+from rex_ray.worker.measuring.probes import RecordQueue
+from rex_ray.worker.model import replicas
+from rex_ray.worker.model.comm_hook import CommHook
+from rex_ray.worker.model.model_side import ModelSide
+from rex_ray.worker.model.scheduling import ReferenceScheduler, Stepping
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.probes import RecordQueue
-from rex_ray.worker.saves import Saves
-from rex_ray.worker.scheduling import ReferenceScheduler, Stepping
-from rex_ray.worker.side_group import SideGroup
+from rex_ray.worker.saving import state
+from rex_ray.worker.saving.saves import Saves
 from rex_ray.worker.step import StepHook
 from rex_ray.worker.tracker import StepTracker
 

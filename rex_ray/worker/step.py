@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 
 from rex_ray.core.types import StepFlag
-from rex_ray.worker.sampler import Plan
-from rex_ray.worker.timing import StepTimer
+from rex_ray.worker.data.sampler import Plan
+from rex_ray.worker.measuring.timing import StepTimer
 
 __all__ = ["StepHook", "StepInHand", "StepInfo", "StepNorms"]
 

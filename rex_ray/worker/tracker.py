@@ -14,12 +14,12 @@ import torch
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.core.measuring import NormSchedule
 from rex_ray.core.types import StepFlag, StepRecord
-from rex_ray.worker.norms import GradientNorms
+from rex_ray.worker.data.sampler import Plan, Position
+from rex_ray.worker.measuring.norms import GradientNorms
+from rex_ray.worker.measuring.probes import DeferredScalar, PendingRecord, RecordQueue
+from rex_ray.worker.measuring.timing import StepTimer, now_s
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.probes import DeferredScalar, PendingRecord, RecordQueue
-from rex_ray.worker.sampler import Plan, Position
 from rex_ray.worker.step import StepHook, StepInfo, StepInHand
-from rex_ray.worker.timing import StepTimer, now_s
 
 __all__ = ["StepHook", "StepInHand", "StepInfo", "StepTracker"]
 

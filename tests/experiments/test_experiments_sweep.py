@@ -97,7 +97,7 @@ print(*(file.relative_to(Path.cwd()) for file in files if file.is_relative_to(Pa
     files = [file for file in said.split() if file.split("/")[0] in {"rex_ray", "workloads", "experiments"}]
     outside = [file for file in files if not any(file == room or file.startswith(f"{room}/") for room in sweep._CODE)]
     assert {file for file in outside if not file.endswith("__init__.py")} <= known
-    assert "rex_ray/worker/sampler.py" in files
+    assert "rex_ray/worker/data/sampler.py" in files
     assert all((ROOT / room).exists() for room in sweep._CODE)
 
 

@@ -15,8 +15,8 @@ from scripted import Rows, ScriptedLink, gradient_of, opened, two_layers
 from torch import nn
 
 from rex_ray.core.types import StepRecord
-from rex_ray.worker.probes import DeferredScalar
-from rex_ray.worker.timing import StepTimer
+from rex_ray.worker.measuring.probes import DeferredScalar
+from rex_ray.worker.measuring.timing import StepTimer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from rex_ray.core.errors import ConfigError, LinkError, RexError
 from rex_ray.core.types import Allocation
-from rex_ray.worker.joining import reference_batch
+from rex_ray.worker.group.joining import reference_batch
 from rex_ray.worker.link import GroupInfo
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.session import Session, get_session

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.core.types import StepFlag
-from rex_ray.worker.probes import squared_norm, total_squared_norm
+from rex_ray.worker.measuring.probes import squared_norm, total_squared_norm
 from rex_ray.worker.session import Session
 
 SIZES = (1, 3, 8)

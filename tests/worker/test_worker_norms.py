@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.noise_scale import GradientMoments, moments_from_groups
 from rex_ray.core.types import StepFlag, StepRecord
-from rex_ray.worker.preconditioner import AdamPreconditioner, _scaling_at_once, optimizer_family
+from rex_ray.worker.model.preconditioner import AdamPreconditioner, _scaling_at_once, optimizer_family
 
 ADAMS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,

@@ -22,8 +22,8 @@ from scripted import MemoryReporter, Rows, ScriptedLink, opened, two_layers
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.lr_scaling import lr_factor
 from rex_ray.core.types import Allocation
-from rex_ray.worker.sampler import Plan, Position, plan_step
-from rex_ray.worker.scheduling import ReferenceScheduler
+from rex_ray.worker.data.sampler import Plan, Position, plan_step
+from rex_ray.worker.model.scheduling import ReferenceScheduler
 from rex_ray.worker.session import Session
 
 NUM_ROWS, M0, NUM_EPOCHS = 610, 12, 4

@@ -14,11 +14,11 @@ from torch import nn
 
 from rex_ray.core.measuring import NormSchedule
 from rex_ray.core.types import Allocation, StepFlag, StepRecord
-from rex_ray.worker.norms import GradientNorms
-from rex_ray.worker.probes import DeferredScalar, PendingRecord, RecordQueue, squared_norm
+from rex_ray.worker.measuring.norms import GradientNorms
+from rex_ray.worker.measuring.probes import DeferredScalar, PendingRecord, RecordQueue, squared_norm
+from rex_ray.worker.measuring.timing import StepTimer
 from rex_ray.worker.session import Session
 from rex_ray.worker.step import StepInfo
-from rex_ray.worker.timing import StepTimer
 
 
 def run_epochs(session: Session, num_epochs: int, num_rows: int = 60) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rex_ray.core.types import Allocation
-from rex_ray.worker.sampler import ElasticSampler, Position, batch_rows, epoch_order, plan_step
-from rex_ray.worker.schedule import Schedule
+from rex_ray.worker.data.sampler import ElasticSampler, Position, batch_rows, epoch_order, plan_step
+from rex_ray.worker.data.schedule import Schedule
 
 shares = st.lists(st.integers(0, 20), min_size=1, max_size=5).filter(lambda sizes: sum(sizes) > 0)
 

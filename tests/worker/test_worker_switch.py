@@ -7,9 +7,9 @@ from scripted import ScriptedLink
 
 from rex_ray.core.errors import RexError
 from rex_ray.core.types import Allocation
-from rex_ray.worker.schedule import Schedule
-from rex_ray.worker.side_group import SideGroup
-from rex_ray.worker.switch import LONG_STEP_S, Switch
+from rex_ray.worker.data.schedule import Schedule
+from rex_ray.worker.group.side_group import SideGroup
+from rex_ray.worker.group.switch import LONG_STEP_S, Switch
 
 LONG_S = LONG_STEP_S
 

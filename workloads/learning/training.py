@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rex_ray.worker.sampler import epoch_order
+from rex_ray.worker.data.sampler import epoch_order
 from workloads.learning.recipe import Recipe, Task
 
 __all__ = ["CHUNK_ROWS", "ChunkNorms", "Place", "State", "Training"]

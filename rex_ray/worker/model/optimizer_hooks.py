@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rex_ray.core.lr_scaling import slewed
-from rex_ray.worker.guard import ReplicaGuard
+from rex_ray.worker.model.guard import ReplicaGuard
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 

@@ -12,8 +12,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.worker.model.weighting import at_end_of_backward
 from rex_ray.worker.tracker import StepTracker
-from rex_ray.worker.weighting import at_end_of_backward
 
 __all__ = ["CommHook", "Reduction", "reduce_bucket"]
 

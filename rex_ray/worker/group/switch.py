@@ -18,9 +18,9 @@ import torch
 
 from rex_ray.core.errors import RexError
 from rex_ray.core.types import Allocation
+from rex_ray.worker.data.schedule import Schedule
+from rex_ray.worker.group.side_group import PendingBroadcast, SideGroup
 from rex_ray.worker.link import ControlLink
-from rex_ray.worker.schedule import Schedule
-from rex_ray.worker.side_group import PendingBroadcast, SideGroup
 
 __all__ = ["LONG_STEP_S", "Switch", "check_shares"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from rex_ray.core.errors import ConfigError, LinkError, RexError
 from rex_ray.core.types import Allocation, OptimizerFamily, WorkerSpec
+from rex_ray.worker.group.side_group import SideGroup
+from rex_ray.worker.group.switch import check_shares
 from rex_ray.worker.link import ControlLink, GroupInfo, NullLink
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.side_group import SideGroup
-from rex_ray.worker.switch import check_shares
 
 __all__ = ["Member", "gather_members", "group_info", "join", "reference_batch"]
 

@@ -18,7 +18,7 @@ import torch
 
 from rex_ray.core.apportion import rows_per_rank
 from rex_ray.core.types import Allocation
-from rex_ray.worker.schedule import Schedule
+from rex_ray.worker.data.schedule import Schedule
 
 __all__ = ["ElasticSampler", "Plan", "Position", "batch_rows", "epoch_order", "plan_step"]
 

@@ -17,9 +17,9 @@ from torch.utils.hooks import RemovableHandle
 
 from rex_ray.core.measuring import NormSchedule
 from rex_ray.core.types import StepFlag
-from rex_ray.worker.pairs import GradientPair
-from rex_ray.worker.preconditioner import AdamPreconditioner
-from rex_ray.worker.probes import squared_norm, total_squared_norm
+from rex_ray.worker.measuring.pairs import GradientPair
+from rex_ray.worker.measuring.probes import squared_norm, total_squared_norm
+from rex_ray.worker.model.preconditioner import AdamPreconditioner
 from rex_ray.worker.step import StepInHand, StepNorms
 
 __all__ = ["GradientNorms"]

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from rex_ray.core.types import Allocation
-from rex_ray.worker.replicas import unwrap
-from rex_ray.worker.sampler import Position
+from rex_ray.worker.data.sampler import Position
+from rex_ray.worker.model.replicas import unwrap
 
 __all__ = [
     "Prepared",

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError, RexError
-from rex_ray.worker.side_group import SideGroup
+from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.tree import slice_rows

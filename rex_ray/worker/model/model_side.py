@@ -10,17 +10,17 @@ from torch import nn
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import OptimizerFamily
-from rex_ray.worker import replicas
-from rex_ray.worker.comm_hook import CommHook, Reduction
-from rex_ray.worker.guard import ReplicaGuard
-from rex_ray.worker.microbatch import Gradients
-from rex_ray.worker.optimizer_hooks import OptimizerHooks
+from rex_ray.worker.group.side_group import SideGroup, distributed
+from rex_ray.worker.model import replicas
+from rex_ray.worker.model.comm_hook import CommHook, Reduction
+from rex_ray.worker.model.guard import ReplicaGuard
+from rex_ray.worker.model.microbatch import Gradients
+from rex_ray.worker.model.optimizer_hooks import OptimizerHooks
+from rex_ray.worker.model.preconditioner import AdamPreconditioner, optimizer_family
+from rex_ray.worker.model.weighting import OutputWeights, has_batch_norm
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.preconditioner import AdamPreconditioner, optimizer_family
-from rex_ray.worker.side_group import SideGroup, distributed
-from rex_ray.worker.state import Prepared, lr_factor_of
+from rex_ray.worker.saving.state import Prepared, lr_factor_of
 from rex_ray.worker.tracker import StepTracker
-from rex_ray.worker.weighting import OutputWeights, has_batch_norm
 
 __all__ = ["ModelSide"]
 

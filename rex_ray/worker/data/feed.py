@@ -8,9 +8,7 @@ from typing import Any
 
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.core.types import Allocation, OptimizerFamily, WorkerSpec
-from rex_ray.worker import joining, state
-from rex_ray.worker.link import ControlLink
-from rex_ray.worker.loader import (
+from rex_ray.worker.data.loader import (
     TrainLoader,
     batches_drawn_ahead,
     check_loader_options,
@@ -18,11 +16,14 @@ from rex_ray.worker.loader import (
     make_data_loader,
     wants_epoch,
 )
+from rex_ray.worker.data.sampler import ElasticSampler, Position
+from rex_ray.worker.data.schedule import Schedule
+from rex_ray.worker.group import joining
+from rex_ray.worker.group.side_group import SideGroup
+from rex_ray.worker.group.switch import Switch
+from rex_ray.worker.link import ControlLink
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.sampler import ElasticSampler, Position
-from rex_ray.worker.schedule import Schedule
-from rex_ray.worker.side_group import SideGroup
-from rex_ray.worker.switch import Switch
+from rex_ray.worker.saving import state
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["Feed"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from rex_ray.core.types import StepFlag, StepRecord
-from rex_ray.worker.timing import StepTimer
+from rex_ray.worker.measuring.timing import StepTimer
 
 __all__ = ["DeferredScalar", "PendingRecord", "RecordQueue", "squared_norm", "total_squared_norm"]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from rex_ray.worker import state
-from rex_ray.worker.feed import Feed
+from rex_ray.worker.data.feed import Feed
+from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.link import ControlLink, MetricRecord, Reporter
-from rex_ray.worker.model_side import ModelSide
-from rex_ray.worker.side_group import SideGroup
-from rex_ray.worker.timing import now_s
+from rex_ray.worker.measuring.timing import now_s
+from rex_ray.worker.model.model_side import ModelSide
+from rex_ray.worker.saving import state
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["Saves"]

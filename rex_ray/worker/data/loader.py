@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from rex_ray.core.errors import ConfigError, RexError
-from rex_ray.worker.sampler import ElasticSampler, Position
-from rex_ray.worker.switch import Switch
-from rex_ray.worker.timing import now_s
+from rex_ray.worker.data.sampler import ElasticSampler, Position
+from rex_ray.worker.group.switch import Switch
+from rex_ray.worker.measuring.timing import now_s
 from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.tree import map_tensors, slice_rows
 

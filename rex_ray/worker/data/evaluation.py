@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.worker.loader import check_map_style, to_device
-from rex_ray.worker.side_group import SideGroup
+from rex_ray.worker.data.loader import check_map_style, to_device
+from rex_ray.worker.group.side_group import SideGroup
 
 __all__ = ["EvalLoader", "Summable", "pool_ratio", "pool_sum"]
 

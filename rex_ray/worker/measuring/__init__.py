@@ -1,0 +1,1 @@
+"""What is measured of a step: its times and its gradient's norms."""
