@@ -24,6 +24,8 @@ __all__ = ["RexConfig"]
 Mode = Literal["auto", "advise", "off"]
 SmallDataset = Literal["error", "clamp"]
 WeightBy = Literal["samples", "tokens"]
+OnNonFinite = Literal["stop", "skip", "ignore"]
+OnOutOfMemory = Literal["retry", "stop"]
 
 LINEAR_LR_SLEW = 0.02
 """A doubled rate takes 36 steps: linear scaling needs a gradual warm-up (Goyal et al. 2017, arXiv:1706.02677)."""
@@ -56,6 +58,18 @@ class RexConfig:
         checkpoint_interval_s: shortest time between two saves through ``session.report``.
         small_dataset: ``"error"`` refuses a data set smaller than the global batch, ``"clamp"`` lowers the batch.
         weight_by: ``"samples"`` (default) or ``"tokens"``.
+        on_non_finite: what all ranks do together when the reduced gradient holds a NaN or an infinity on account of
+            any one: ``"stop"`` ends the run with the rank's name, ``"skip"`` leaves the update out, ``"ignore"``
+            updates as plain PyTorch would.
+        on_out_of_memory: ``"retry"`` has ``session.train_step`` cut the share smaller in place, ``"stop"`` fails.
+        replica_check_interval_steps: the ranks' parameters are compared by a hash every so many steps; 0: never.
+        snapshot_interval_s: shortest time between two local snapshots, from which a restart resumes where they are
+            newer than the last save; 0: none.
+        storage_retry_s: how long a failing save is tried again, with growing pauses, before it is given up.
+        local_batch_multiple: shares are multiples of it, for kernels that want a few shapes.
+        learn_from: profiles of device kinds, or the folder of a past run that saved some, to begin with.
+        preflight: look at every worker before training, and have them reduce a vector once.
+        preflight_timeout_s: limit of that.
 
     Raises:
         ConfigError: a value that cannot work; the message names it and the remedy.
@@ -78,6 +92,15 @@ class RexConfig:
     checkpoint_interval_s: float = 60.0
     small_dataset: SmallDataset = "error"
     weight_by: WeightBy = "samples"
+    on_non_finite: OnNonFinite = "stop"
+    on_out_of_memory: OnOutOfMemory = "retry"
+    replica_check_interval_steps: int = 0
+    snapshot_interval_s: float = 10.0
+    storage_retry_s: float = 60.0
+    local_batch_multiple: int = 1
+    learn_from: str | None = None
+    preflight: bool = True
+    preflight_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         _check_int("global_batch_size", self.global_batch_size, at_least=1)
@@ -104,6 +127,17 @@ class RexConfig:
         _check_name("mode", self.mode, get_args(Mode))
         _check_name("small_dataset", self.small_dataset, get_args(SmallDataset))
         _check_name("weight_by", self.weight_by, get_args(WeightBy))
+        _check_name("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
+        _check_name("on_out_of_memory", self.on_out_of_memory, get_args(OnOutOfMemory))
+        _check_int("replica_check_interval_steps", self.replica_check_interval_steps, at_least=0)
+        _check_int("local_batch_multiple", self.local_batch_multiple, at_least=1)
+        _check_seconds("snapshot_interval_s", self.snapshot_interval_s, zero_allowed=True)
+        _check_seconds("storage_retry_s", self.storage_retry_s, zero_allowed=True)
+        _check_seconds("preflight_timeout_s", self.preflight_timeout_s, zero_allowed=False)
+        if not isinstance(self.preflight, bool):
+            raise ConfigError(f"preflight must be true or false, got {self.preflight!r}")
+        if self.learn_from is not None and not isinstance(self.learn_from, str):
+            raise ConfigError(f"learn_from must be the path of a past run or of its profiles, got {self.learn_from!r}")
         if not isinstance(self.device_label, str) or not self.device_label:
             raise ConfigError(
                 f"device_label must name a node label such as 'ray.io/accelerator-type', got {self.device_label!r}"
@@ -140,6 +174,11 @@ class RexConfig:
             checkpoint_interval_s=self.checkpoint_interval_s,
             small_dataset=self.small_dataset,
             weight_by=self.weight_by,
+            on_non_finite=self.on_non_finite,
+            on_out_of_memory=self.on_out_of_memory,
+            replica_check_interval_steps=self.replica_check_interval_steps,
+            snapshot_interval_s=self.snapshot_interval_s,
+            preflight_timeout_s=self.preflight_timeout_s if self.preflight else None,
         )
 
     def _norm_interval_steps(self) -> int:

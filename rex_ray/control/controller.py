@@ -28,6 +28,7 @@ from rex_ray.control.decisions import publish_command
 from rex_ray.control.events import (
     Event,
     GroupStarted,
+    IncidentReported,
     MetricReported,
     RunEnded,
     SearchFailed,
@@ -53,6 +54,7 @@ _ALWAYS: dict[type[Event], Handler] = {
     GroupStarted: do.begin_group,
     RunEnded: do.end_run,
     MetricReported: do.note_metric,
+    IncidentReported: do.note_metric,
     SearchFinished: do.end_search,
     SearchFailed: do.end_search,
     TrialProposed: do.request_trial,

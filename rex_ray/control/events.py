@@ -18,6 +18,7 @@ from rex_ray.core.types import Allocation, Problem
 __all__ = [
     "Event",
     "GroupStarted",
+    "IncidentReported",
     "MetricReported",
     "RunEnded",
     "SearchFailed",
@@ -101,6 +102,22 @@ class MetricReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentReported:
+    """A rank dealt with something that went wrong (kept in the journal for the report; no decision depends on it).
+
+    Attributes:
+        kind: a short name such as ``"non_finite"`` or ``"out_of_memory"``.
+        message: what happened and what was done, in one sentence.
+    """
+
+    generation: str
+    rank: int
+    step: int
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """Training ended; ``reason`` is ``"finished"``, ``"failed: ..."`` or ``"interrupted"``."""
 
@@ -117,5 +134,6 @@ Event: TypeAlias = (
     | TelemetryGap
     | Ticked
     | MetricReported
+    | IncidentReported
     | RunEnded
 )

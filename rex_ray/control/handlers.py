@@ -12,6 +12,7 @@ from rex_ray.control.decisions import ask, cancel_searches, fault_of, publish, p
 from rex_ray.control.events import (
     Event,
     GroupStarted,
+    IncidentReported,
     MetricReported,
     RunEnded,
     SearchFailed,
@@ -140,8 +141,8 @@ def end_run(_: Rules, state: ControllerState, event: RunEnded) -> Outcome:
     return Outcome(state=replace(_without_searches(state), phase=Ended(reason=event.reason)), commands=commands)
 
 
-def note_metric(_: Rules, state: ControllerState, event: MetricReported) -> Outcome:
-    """Metrics are for the journal; no decision depends on them."""
+def note_metric(_: Rules, state: ControllerState, event: MetricReported | IncidentReported) -> Outcome:
+    """Metrics and incidents are for the journal; no decision depends on them."""
     del event
     return Outcome(state=state)
 

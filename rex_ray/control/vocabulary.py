@@ -36,6 +36,7 @@ CODEC = Codec(
         step_time.StepTimeBook,
         # events
         events.GroupStarted,
+        events.IncidentReported,
         events.MetricReported,
         events.RunEnded,
         events.SearchFailed,

@@ -23,6 +23,7 @@ from rex_ray.control.commands import (
 )
 from rex_ray.control.events import (
     Event,
+    IncidentReported,
     MetricReported,
     RunEnded,
     SearchFailed,
@@ -40,7 +41,7 @@ from rex_ray.search.protocol import Reply
 from rex_ray.train.journal_files import append_chunks, read_files
 from rex_ray.train.search_events import event_of
 from rex_ray.train.wire import Batch, decode
-from rex_ray.worker.link import MetricRecord
+from rex_ray.worker.link import IncidentRecord, MetricRecord
 
 __all__ = ["ControlHost", "ControlStatus"]
 
@@ -193,6 +194,8 @@ class ControlHost:
         self._guarded(lambda: self._controller.add(decode(batch)))
         for metric in batch.metrics:
             self._take_metric(metric)
+        for incident in batch.incidents:
+            self._take_incident(incident)
 
     def lose(self, ranks: dict[int, str]) -> None:
         """Hear which ranks failed, and why."""
@@ -274,6 +277,19 @@ class ControlHost:
                 step=metric.step,
                 elapsed_us=round(metric.elapsed_s * 1e6),
                 metrics=dict(metric.metrics),
+            )
+        )
+
+    def _take_incident(self, incident: IncidentRecord) -> None:
+        """Journal an incident, also of a group that is gone: what ended it may well be the reason."""
+        logger.warning("rank %d, step %d: %s", incident.rank, incident.step, incident.message)
+        self.handle(
+            IncidentReported(
+                generation=incident.generation,
+                rank=incident.rank,
+                step=incident.step,
+                kind=incident.kind,
+                message=incident.message,
             )
         )
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from rex_ray.core.types import FloatArray, StepFlag, StepRecord
-from rex_ray.worker.link import MetricRecord, Record
+from rex_ray.worker.link import IncidentRecord, MetricRecord, Record
 
 __all__ = ["Batch", "decode", "encode"]
 
@@ -30,6 +30,7 @@ class Batch:
         generations: the groups that the rows belong to; mostly one.
         steps: one row per step record, shape ``[k, columns]``; NaN for None. The first column indexes ``generations``.
         metrics: metric records as they are; there are few.
+        incidents: likewise.
     """
 
     rank: int
@@ -37,6 +38,7 @@ class Batch:
     generations: tuple[str, ...]
     steps: FloatArray
     metrics: tuple[MetricRecord, ...]
+    incidents: tuple[IncidentRecord, ...] = ()
 
 
 def encode(rank: int, records: Sequence[Record], num_dropped: int = 0) -> Batch:
@@ -59,6 +61,7 @@ def encode(rank: int, records: Sequence[Record], num_dropped: int = 0) -> Batch:
         generations=generations,
         steps=rows,
         metrics=tuple(record for record in records if isinstance(record, MetricRecord)),
+        incidents=tuple(record for record in records if isinstance(record, IncidentRecord)),
     )
 
 

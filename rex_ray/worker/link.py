@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from rex_ray.core.apportion import rows_per_rank
 from rex_ray.core.types import Allocation, OptimizerFamily, StepRecord, WorkerSpec
 
-__all__ = ["ControlLink", "GroupInfo", "MetricRecord", "NullLink", "Record", "Reporter"]
+__all__ = ["ControlLink", "GroupInfo", "IncidentRecord", "MetricRecord", "NullLink", "Record", "Reporter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,26 @@ class MetricRecord:
     metrics: Mapping[str, float]
 
 
-Record: TypeAlias = StepRecord | MetricRecord
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRecord:
+    """Something that went wrong on one rank and was dealt with, for the journal and the report.
+
+    Attributes:
+        generation: the group.
+        rank: where it happened.
+        step: optimizer step in hand.
+        kind: one of a few short names, e.g. ``"non_finite"``, ``"out_of_memory"``, ``"storage"``.
+        message: what happened and what was done, in one sentence.
+    """
+
+    generation: str
+    rank: int
+    step: int
+    kind: str
+    message: str
+
+
+Record: TypeAlias = StepRecord | MetricRecord | IncidentRecord
 
 
 class ControlLink(Protocol):

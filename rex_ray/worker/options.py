@@ -26,6 +26,11 @@ class WorkerOptions:
         small_dataset: ``"error"`` refuses fewer rows than a global batch; ``"clamp"`` lowers the batch to them.
         lr_slew: the factor on the learning rate rises by at most this share per step, and falls at once; None: it
             jumps either way.
+        on_non_finite: ``"stop"``, ``"skip"`` or ``"ignore"`` a reduced gradient with a NaN or an infinity in it.
+        on_out_of_memory: ``"retry"`` a step with smaller micro-batches, or ``"stop"``.
+        replica_check_interval_steps: the ranks' parameters are compared every so many steps; 0: never.
+        snapshot_interval_s: shortest time between two local snapshots; 0: none.
+        preflight_timeout_s: limit of the look at every worker before training; None: no look.
         weight_by: ``"samples"`` weights a rank by its rows, ``"tokens"`` by the weight given to ``session.backward``.
     """
 
@@ -42,3 +47,8 @@ class WorkerOptions:
     small_dataset: Literal["error", "clamp"] = "error"
     lr_slew: float | None = None
     weight_by: Literal["samples", "tokens"] = "samples"
+    on_non_finite: Literal["stop", "skip", "ignore"] = "stop"
+    on_out_of_memory: Literal["retry", "stop"] = "retry"
+    replica_check_interval_steps: int = 0
+    snapshot_interval_s: float = 0.0
+    preflight_timeout_s: float | None = None
