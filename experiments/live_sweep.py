@@ -87,14 +87,19 @@ def _policy_row(policy: str, runs: Sequence[Row]) -> Row:
     times = [_number(run["time_s"]) for run in runs]
     return {
         "policy": policy,
-        "tta_s": _median(runs, "tta_s"),
-        "time_s": statistics.median(times),
-        "fastest_s": min(times),
-        "slowest_s": max(times),
-        "step_ms": _median(runs, "step_ms"),
-        "accuracy": _median(runs, "accuracy"),
-        "shares_gap_pct": _median(runs, "shares_gap_pct"),
+        "tta_s": _rounded(_median(runs, "tta_s"), 2),
+        "time_s": _rounded(statistics.median(times), 2),
+        "fastest_s": _rounded(min(times), 2),
+        "slowest_s": _rounded(max(times), 2),
+        "step_ms": _rounded(_median(runs, "step_ms"), 1),
+        "accuracy": _rounded(_median(runs, "accuracy"), 4),
+        "shares_gap_pct": _rounded(_median(runs, "shares_gap_pct"), 1),
     }
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    """Round for a reader; figures keep every digit."""
+    return None if value is None else round(value, digits)
 
 
 def _median(runs: Sequence[Row], column: str) -> float | None:
