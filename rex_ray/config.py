@@ -66,7 +66,8 @@ class RexConfig:
         snapshot_interval_s: shortest time between two local snapshots, from which a restart resumes where they are
             newer than the last save; 0: none.
         storage_retry_s: how long a failing save is tried again, with growing pauses, before it is given up.
-        local_batch_multiple: shares are multiples of it, for kernels that want a few shapes.
+        local_batch_multiple: every share is a multiple of it, and so is every global batch, for kernels and compilers
+            that want few shapes, or whole tiles; an epoch's last batch has what is left, in any rows.
         learn_from: profiles of device kinds, or the folder of a past run that saved some, to begin with.
         preflight: look at every worker before training, and have them reduce a vector once.
         preflight_timeout_s: limit of that.
@@ -134,6 +135,13 @@ class RexConfig:
         _check_seconds("snapshot_interval_s", self.snapshot_interval_s, zero_allowed=True)
         _check_seconds("storage_retry_s", self.storage_retry_s, zero_allowed=True)
         _check_seconds("preflight_timeout_s", self.preflight_timeout_s, zero_allowed=False)
+        if odd := self.global_batch_size % self.local_batch_multiple:
+            below, above = self.global_batch_size - odd, self.global_batch_size - odd + self.local_batch_multiple
+            raise ConfigError(
+                f"global_batch_size={self.global_batch_size} is no multiple of local_batch_multiple="
+                f"{self.local_batch_multiple}, and the shares that make it up are; use "
+                + (f"{below} or {above} rows" if below else f"{above} rows")
+            )
         if not isinstance(self.preflight, bool):
             raise ConfigError(f"preflight must be true or false, got {self.preflight!r}")
         if self.learn_from is not None and not isinstance(self.learn_from, str):
@@ -178,7 +186,9 @@ class RexConfig:
             on_out_of_memory=self.on_out_of_memory,
             replica_check_interval_steps=self.replica_check_interval_steps,
             snapshot_interval_s=self.snapshot_interval_s,
+            storage_retry_s=self.storage_retry_s,
             preflight_timeout_s=self.preflight_timeout_s if self.preflight else None,
+            local_batch_multiple=self.local_batch_multiple,
         )
 
     def _norm_interval_steps(self) -> int:
@@ -217,6 +227,12 @@ class RexConfig:
                 f"global_batch_size={self.global_batch_size} is below num_workers={num_workers}, so some worker would "
                 f"never have a row; use at least {num_workers} rows or at most {self.global_batch_size} workers"
             )
+        if self.global_batch_size < num_workers * self.local_batch_multiple:
+            raise ConfigError(
+                f"global_batch_size={self.global_batch_size} is below num_workers={num_workers} times "
+                f"local_batch_multiple={self.local_batch_multiple}, so some worker would never have a row; use at "
+                f"least {num_workers * self.local_batch_multiple} rows, or a smaller multiple"
+            )
         if dataset_size is not None and dataset_size < self.global_batch_size and self.small_dataset == "error":
             raise ConfigError(
                 f"global_batch_size={self.global_batch_size} is above the {dataset_size} rows of the data set; lower "
@@ -224,9 +240,9 @@ class RexConfig:
             )
         shares = self.policy_options.get("local_batch_sizes")
         if isinstance(shares, Mapping) and devices is not None:
-            shares_by_hand(shares, devices, self.global_batch_size)
+            shares_by_hand(shares, devices, self.global_batch_size, self.local_batch_multiple)
         elif shares is not None and not isinstance(shares, Mapping):
-            shares_by_hand(shares, [""] * num_workers, self.global_batch_size)
+            shares_by_hand(shares, [""] * num_workers, self.global_batch_size, self.local_batch_multiple)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RexConfig:

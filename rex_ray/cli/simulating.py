@@ -211,6 +211,7 @@ def _oracle(world: World, scenario: Scenario, seed: int, late_for: _Run | None =
         world.reference_batch_size,
         delay_steps=0 if late_for is None else _DELAY_STEPS,
         dataset_size=scenario.problem.dataset_size,
+        local_batch_multiple=scenario.problem.local_batch_multiple,
     )
     return _Run(
         policy="oracle" if late_for is None else "oracle_delayed",

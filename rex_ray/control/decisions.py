@@ -16,7 +16,7 @@ from rex_ray.core.observations import Observation
 from rex_ray.core.types import Allocation, Problem
 from rex_ray.policies import base
 from rex_ray.policies.base import ChangeGlobalBatch, Decision, Finding, Keep, Proposal, Reallocate, Search
-from rex_ray.policies.limits import are_alike
+from rex_ray.policies.limits import are_alike, least_rows
 
 __all__ = ["ask", "cancel_searches", "fault_of", "publish", "publish_command"]
 
@@ -220,8 +220,10 @@ def fault_of(proposal: Proposal, problem: Problem, fixed_rows: int | None = None
         return f"shares {sizes} sum to {sum(sizes)}, not to the global batch of {fixed_rows}"
     if sum(sizes) > max(problem.max_global_batch_size, problem.global_batch_size):
         return f"a global batch of {sum(sizes)} is above the largest allowed, {problem.max_global_batch_size}"
-    least = sum(worker.min_local_batch_size for worker in problem.workers)
+    multiple, least = problem.local_batch_multiple, least_rows(problem)
     for size, worker in zip(sizes, problem.workers, strict=True):
+        if size % multiple:
+            return f"rank {worker.rank}'s {size} rows are no multiple of {multiple}"
         if size < worker.min_local_batch_size and least <= sum(sizes):
             return f"rank {worker.rank} needs {worker.min_local_batch_size} rows at least, not {size}"
         if worker.max_local_batch_size is not None and size > worker.max_local_batch_size:

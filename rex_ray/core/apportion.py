@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.types import FloatArray, IntArray
 
-__all__ = ["apportion", "rows_per_rank"]
+__all__ = ["apportion", "in_units", "rows_per_rank"]
 
 # Two remainders nearer than this are a tie and go to the lower rank: an ulp must not decide who gets a row.
 _TIE = 1e-9
@@ -26,6 +26,7 @@ def apportion(
     weights: npt.ArrayLike,
     lower: npt.ArrayLike | None = None,
     upper: npt.ArrayLike | None = None,
+    multiple: int = 1,
 ) -> IntArray:
     """Divide ``total`` rows in proportion to ``weights``, in whole rows with an exact sum.
 
@@ -39,14 +40,19 @@ def apportion(
         weights: finite and non-negative, shape ``[n]``; all zero means equal weights.
         lower: fewest rows per rank, shape ``[n]``; default 0.
         upper: most rows per rank, shape ``[n]``; default unbounded.
+        multiple: rows that stay together: they are divided, and the law above holds, in units of it.
 
     Returns:
         Rows per rank, shape ``[n]``, summing to ``total``.
 
     Raises:
         ValueError: weights that are negative, not finite or none at all.
-        InfeasibleError: the bounds leave no room for ``total``.
+        InfeasibleError: the bounds leave no room for ``total``, or it is no multiple of ``multiple``.
     """
+    if multiple > 1:
+        least = None if lower is None else -(-np.asarray(lower, dtype=np.int64) // multiple)
+        most = None if upper is None else np.asarray(upper, dtype=np.int64) // multiple
+        return multiple * apportion(in_units(total, multiple), weights, least, most)
     w = np.asarray(weights, dtype=np.float64)
     if w.ndim != 1 or w.size == 0 or not np.isfinite(w).all() or (w < 0).any():
         raise ValueError(f"weights must be a non-empty list of finite non-negative numbers, got {w.tolist()}")
@@ -65,6 +71,18 @@ def apportion(
     counts = lo.copy()
     counts[positive] = _round_quota(rest, _quota(rest, w[positive], lo[positive], hi[positive]), hi[positive])
     return counts
+
+
+def in_units(num_rows: int, multiple: int) -> int:
+    """Return how many times ``multiple`` rows ``num_rows`` are.
+
+    Raises:
+        InfeasibleError: no whole number of times.
+    """
+    units, rest = divmod(num_rows, multiple)
+    if rest:
+        raise InfeasibleError(f"{num_rows} rows cannot be shared out in multiples of {multiple}")
+    return units
 
 
 def rows_per_rank(num_rows: int, local_batch_sizes: Sequence[int]) -> tuple[int, ...]:

@@ -81,6 +81,7 @@ class SearchProblem:
         shape_of: index into ``shapes`` per rank.
         scales: factor on the rank's shape.
         max_trials: candidates to look at, ``plan`` included.
+        local_batch_multiple: what every candidate's shares are multiples of.
     """
 
     kind: SearchKind
@@ -92,6 +93,7 @@ class SearchProblem:
     shape_of: tuple[int, ...]
     scales: tuple[float, ...]
     max_trials: int
+    local_batch_multiple: int = 1
 
     @property
     def global_batch_size(self) -> int:

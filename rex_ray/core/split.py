@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rex_ray.core.apportion import apportion
+from rex_ray.core.apportion import apportion, in_units
 from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.types import FloatArray, IntArray, read_only
@@ -119,11 +119,27 @@ class _Inverse:
         return np.where(right == 0, -1.0, rows)
 
 
+class _InUnits(CurveSet):
+    """The curves of a set over units of several rows: a deadline's whole units are its whole rows' whole units."""
+
+    def __init__(self, rows: CurveSet, multiple: int) -> None:
+        self._rows, self._multiple = rows, multiple
+        self.num_workers = rows.num_workers
+
+    def own_s(self, num_units: IntArray) -> FloatArray:
+        return self._rows.own_s(num_units * self._multiple)
+
+    def most_rows(self, deadlines_s: FloatArray, lower: IntArray, upper: IntArray) -> IntArray:
+        most = self._rows.most_rows(deadlines_s, lower * self._multiple, upper * self._multiple)
+        return most // self._multiple
+
+
 def exact_split(
     curves: Sequence[StepTimeCurve] | CurveSet,
     global_batch_size: int,
     lower: Sequence[int] | IntArray | None = None,
     upper: Sequence[int | None] | IntArray | None = None,
+    multiple: int = 1,
 ) -> SplitPlan:
     """Minimise the slowest rank's own time over all integer splits of ``global_batch_size``.
 
@@ -136,12 +152,24 @@ def exact_split(
         lower: fewest rows per rank, default 1.
         upper: most rows per rank, None where unknown, default none. A curve's ``max_trusted_rows`` is not
             enforced here: the caller decides how far to trust it.
+        multiple: every share is a multiple of it, and none is better among those that are.
 
     Raises:
-        InfeasibleError: the bounds leave no room for ``global_batch_size``.
+        InfeasibleError: the bounds leave no room for ``global_batch_size``, or it is no multiple of ``multiple``.
     """
     workers = curves if isinstance(curves, CurveSet) else CurveSet(curves)
     n = workers.num_workers
+    if multiple > 1:
+        least = np.ones(n, dtype=np.int64) if lower is None else np.array(lower, dtype=np.int64)
+        most = [None] * n if upper is None else list(upper)
+        units = exact_split(
+            _InUnits(workers, multiple),
+            in_units(global_batch_size, multiple),
+            -(-least // multiple),
+            [None if rows is None else int(rows) // multiple for rows in most],
+        )
+        sizes_in_rows = tuple(multiple * share for share in units.local_batch_sizes)
+        return replace(units, local_batch_sizes=sizes_in_rows)
     lo = np.ones(n, dtype=np.int64) if lower is None else np.array(lower, dtype=np.int64)
     hi = np.full(n, global_batch_size)
     if isinstance(upper, np.ndarray):

@@ -18,6 +18,7 @@ __all__ = [
     "BoolArray",
     "FloatArray",
     "IntArray",
+    "LearntShape",
     "OptimizerFamily",
     "Problem",
     "StepFlag",
@@ -67,6 +68,16 @@ class WorkerSpec:
     memory_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearntShape:
+    """One kind's shape as an earlier worker group left it: times at up to 8 sizes, and how much they count."""
+
+    device: str
+    num_rows: tuple[float, ...]
+    own_s: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
 OptimizerFamily: TypeAlias = Literal["sgd", "adam"]
 
 
@@ -78,16 +89,21 @@ class Problem:
         workers: the group, ``workers[i].rank == i``.
         global_batch_size: rows per optimizer step at the start (``M0``, the reference batch).
         max_global_batch_size: growth never goes beyond it.
-        dataset_size: rows per epoch.
+        dataset_size: rows per epoch; None where nobody knows, as of streams.
         optimizer: what the gradient is given to: how the learning rate follows the batch depends on it, and gradient
             norms of the Adam family are measured after its preconditioner.
+        local_batch_multiple: every planned share is a multiple of it, and so is every global batch; 0 rows are one.
+            An epoch's last batch may be cut anyhow.
+        learnt: what earlier jobs have measured of kinds of device; what this one measures itself replaces it.
     """
 
     workers: tuple[WorkerSpec, ...]
     global_batch_size: int
     max_global_batch_size: int
-    dataset_size: int
+    dataset_size: int | None
     optimizer: OptimizerFamily = "sgd"
+    local_batch_multiple: int = 1
+    learnt: tuple[LearntShape, ...] = ()
 
     @property
     def num_workers(self) -> int:

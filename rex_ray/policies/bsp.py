@@ -10,6 +10,7 @@ from rex_ray.core.types import Allocation, Problem
 from rex_ray.policies.base import Finding, Reallocate
 from rex_ray.policies.composition import Composition
 from rex_ray.policies.growth.limits import most_rows
+from rex_ray.policies.limits import whole_rows
 from rex_ray.policies.seams import Alarm, BatchPlan, Model, SearchView
 from rex_ray.policies.split.fixed import FixedSplit
 
@@ -23,7 +24,8 @@ class FixedBatch:
     def init(self, problem: Problem, prior: None, current: Allocation | None) -> tuple[BatchPlan, None]:
         """Return the batch to keep.
 
-        One that grew under another policy, on more workers or under a higher cap, is cut to what this group can run.
+        One that grew under another policy, on more workers, under a higher cap or in other multiples, is cut to what
+        this group can run.
         The learning rate is cut with it in proportion, which is never above what a gain that flattens as the batch
         grows would allow, and never below the user's own.
         """
@@ -31,7 +33,8 @@ class FixedBatch:
         if current is None:
             return BatchPlan(global_batch_size=problem.global_batch_size, lr_factor=1.0), None
         rows, factor = current.global_batch_size, current.lr_factor
-        if rows > (most := most_rows(problem)):
+        most = whole_rows(problem, min(rows, most_rows(problem)))
+        if rows != most:
             rows, factor = most, min(factor, max(1.0, factor * most / rows))
         return BatchPlan(global_batch_size=rows, lr_factor=factor), None
 

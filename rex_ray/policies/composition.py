@@ -272,7 +272,8 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
             fits = _fits(self.split.model(state.split))
             lower, upper = known_bounds(state.problem, batch.global_batch_size, fits)
             present = state.allocation.local_batch_sizes
-            shares = tuple(apportion(batch.global_batch_size, present, lower, upper).tolist())
+            multiple = state.problem.local_batch_multiple
+            shares = tuple(apportion(batch.global_batch_size, present, lower, upper, multiple).tolist())
         else:
             shares = self.split.plan(state.split, batch.global_batch_size).local_batch_sizes
         return ChangeGlobalBatch(

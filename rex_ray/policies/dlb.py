@@ -117,7 +117,7 @@ class EpochSplit:
         if state.rate is None:
             return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size, fits))
         lower, upper = known_bounds(state.problem, global_batch_size, fits)
-        shares = apportion(global_batch_size, state.rate, lower, upper)
+        shares = apportion(global_batch_size, state.rate, lower, upper, state.problem.local_batch_multiple)
         return Shares(
             local_batch_sizes=tuple(int(share) for share in shares), step_time_s=float(np.max(shares / state.rate))
         )

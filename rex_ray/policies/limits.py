@@ -8,7 +8,7 @@ from rex_ray.core.apportion import apportion
 from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.types import Allocation, IntArray, Problem
 
-__all__ = ["are_alike", "equal_shares", "known_bounds", "resumed_shares", "share_bounds"]
+__all__ = ["are_alike", "equal_shares", "known_bounds", "least_rows", "resumed_shares", "share_bounds", "whole_rows"]
 
 _UNBOUNDED = 2**40
 
@@ -23,8 +23,20 @@ def are_alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return sum(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True)) <= _SAME_SHARES * sum(one)
 
 
+def least_rows(problem: Problem) -> int:
+    """Return the fewest rows of a global batch that gives every rank its minimum, in whole multiples."""
+    multiple = problem.local_batch_multiple
+    return sum(-(-worker.min_local_batch_size // multiple) * multiple for worker in problem.workers)
+
+
+def whole_rows(problem: Problem, num_rows: int) -> int:
+    """Return the largest global batch of at most ``num_rows`` rows that shares may make up, one multiple at least."""
+    multiple = problem.local_batch_multiple
+    return max(num_rows // multiple, 1) * multiple
+
+
 def share_bounds(problem: Problem, global_batch_size: int) -> tuple[IntArray, IntArray]:
-    """Return the fewest and the most rows per rank, each of shape ``[n]``.
+    """Return the fewest and the most rows per rank, each of shape ``[n]``, in whole multiples.
 
     A global batch too small for everyone's minimum leaves no choice: its rows are the minima, in equal parts. Where
     there are fewer rows than ranks, some have none and join the reduction with weight 0.
@@ -37,9 +49,12 @@ def share_bounds(problem: Problem, global_batch_size: int) -> tuple[IntArray, In
         ],
         dtype=np.int64,
     )
-    lower = np.minimum(lower, upper)
+    multiple = problem.local_batch_multiple
+    upper = upper // multiple * multiple
+    lower = np.minimum(-(-lower // multiple) * multiple, upper)
     if lower.sum() > global_batch_size:
-        lower = apportion(global_batch_size, np.ones(problem.num_workers), upper=lower)
+        rows = global_batch_size // multiple * multiple
+        lower = apportion(rows, np.ones(problem.num_workers), upper=lower, multiple=multiple)
     return lower, upper
 
 
@@ -55,12 +70,14 @@ def equal_shares(problem: Problem, global_batch_size: int, fits: IntArray | None
         InfeasibleError: the group cannot hold so many rows.
     """
     lower, upper = known_bounds(problem, global_batch_size, fits)
+    multiple = problem.local_batch_multiple
     if upper.sum() < global_batch_size:
+        units = "" if multiple == 1 else f" in multiples of {multiple}"
         raise InfeasibleError(
             f"a global batch of {global_batch_size} rows does not fit {problem.num_workers} workers that hold "
-            f"{upper.sum()} together: lower global_batch_size or use more workers"
+            f"{upper.sum()} together{units}: lower global_batch_size or use more workers"
         )
-    shares = apportion(global_batch_size, np.ones(problem.num_workers), lower, upper)
+    shares = apportion(global_batch_size, np.ones(problem.num_workers), lower, upper, multiple)
     return tuple(int(share) for share in shares)
 
 
@@ -81,7 +98,8 @@ def resumed_shares(
         return None
     lower, upper = known_bounds(problem, global_batch_size, fits)
     sizes = np.array(current.local_batch_sizes, dtype=np.int64)
-    is_held = bool(((lower <= sizes) & (sizes <= upper)).all())
+    is_whole = sizes % problem.local_batch_multiple == 0
+    is_held = bool(((lower <= sizes) & (sizes <= upper) & is_whole).all())
     return current.local_batch_sizes if is_held else None
 
 
@@ -93,5 +111,6 @@ def known_bounds(problem: Problem, global_batch_size: int, fits: IntArray | None
     lower, upper = share_bounds(problem, global_batch_size)
     if fits is None:
         return lower, upper
-    within = np.maximum(np.minimum(upper, fits), lower)
+    multiple = problem.local_batch_multiple
+    within = np.maximum(np.minimum(upper, fits // multiple * multiple), lower)
     return lower, within if within.sum() >= global_batch_size else upper

@@ -28,6 +28,7 @@ def true_optimum(
     *,
     slowdowns: Sequence[float] | None = None,
     upper: Sequence[int | None] | None = None,
+    multiple: int = 1,
 ) -> SplitPlan:
     """Return the split with the shortest quiet step, every rank having a row at least.
 
@@ -36,24 +37,32 @@ def true_optimum(
         global_batch_size: rows to split.
         slowdowns: present factor of episodes per rank, default 1.
         upper: most rows per rank, default what the profiles' sources ran.
+        multiple: what every share is a multiple of.
 
     Raises:
-        InfeasibleError: the bounds leave no room for ``global_batch_size``.
+        InfeasibleError: the bounds leave no room for ``global_batch_size``, or it is no multiple of ``multiple``.
     """
     n = len(timelines)
     factors = [1.0] * n if slowdowns is None else list(slowdowns)
     caps = [line.profile.max_local_batch_size for line in timelines] if upper is None else list(upper)
     most = np.array([global_batch_size if cap is None else min(cap, global_batch_size) for cap in caps])
-    if n == 0 or n > global_batch_size or int(most.sum()) < global_batch_size:
+    units = most // multiple
+    is_whole = global_batch_size % multiple == 0 and not (units == 0).any()
+    if n == 0 or n * multiple > global_batch_size or int(units.sum()) * multiple < global_batch_size or not is_whole:
         raise InfeasibleError(
             f"no split of {global_batch_size} rows over {n} workers fits at most {most.tolist()} rows"
+            + ("" if multiple == 1 else f" in multiples of {multiple}")
         )
     hosts = _hosts(timelines)
     if len(hosts) == 1:
-        tables = [_table(timelines[r], global_batch_size, global_batch_size, factors[r], most[r]) for r in range(n)]
+        rows_in_all = global_batch_size
+        tables = [
+            _table(line, rows_in_all, rows_in_all, factors[rank], int(most[rank]), multiple)
+            for rank, line in enumerate(timelines)
+        ]
         sizes = _min_max(tables, global_batch_size)
     else:
-        sizes = _over_hosts(timelines, hosts, global_batch_size, factors, most)
+        sizes = _over_hosts(timelines, hosts, global_batch_size, factors, most, multiple)
     rows = tuple(int(size) for size in sizes)
     own_s = [
         line.quiet_time_s(mine, rows, slowdown=factor)
@@ -74,18 +83,25 @@ def _hosts(timelines: Sequence[WorkerTimeline]) -> list[list[int]]:
     return list(members.values())
 
 
-def _table(line: WorkerTimeline, host_rows: int, all_rows: int, slowdown: float, most: int) -> FloatArray:
+def _table(
+    line: WorkerTimeline, host_rows: int, all_rows: int, slowdown: float, most: int, multiple: int
+) -> FloatArray:
     """Return the quiet own time of ``0 .. host_rows`` rows while the host computes ``host_rows``; inf is ruled out."""
     rows = np.arange(host_rows + 1)
     beside = 1.0 + line.shape.contention * (host_rows - rows) / all_rows
     alone_s = line.profile.own_time_s(line.shape.tiled(rows)) * (line.speed_factor * line.time_scale * slowdown)
     table: FloatArray = np.maximum(alone_s * beside, line.shape.loader_s(rows) * line.time_scale)
-    table[(rows == 0) | (rows > most)] = np.inf
+    table[(rows == 0) | (rows > most) | (rows % multiple > 0)] = np.inf
     return table
 
 
 def _over_hosts(
-    timelines: Sequence[WorkerTimeline], hosts: list[list[int]], total: int, factors: Sequence[float], most: IntArray
+    timelines: Sequence[WorkerTimeline],
+    hosts: list[list[int]],
+    total: int,
+    factors: Sequence[float],
+    most: IntArray,
+    multiple: int,
 ) -> IntArray:
     """Split over hosts first: given its rows, what a host takes depends on nobody else."""
     known: dict[tuple[tuple[int, float, float, int], ...], tuple[FloatArray, dict[int, IntArray]]] = {}
@@ -95,7 +111,7 @@ def _over_hosts(
         limits = [(factors[rank], int(most[rank])) for rank in members]
         key = tuple((id(x.profile), x.speed_factor, *limit) for x, limit in zip(lines, limits, strict=True))
         if key not in known:  # clusters are built of like hosts
-            known[key] = _inside_host(lines, limits, total)
+            known[key] = _inside_host(lines, limits, total, multiple)
         found.append(known[key])
     result = np.zeros(len(timelines), dtype=np.int64)
     sizes = _min_max([table for table, _ in found], total)
@@ -105,13 +121,13 @@ def _over_hosts(
 
 
 def _inside_host(
-    lines: Sequence[WorkerTimeline], limits: Sequence[tuple[float, int]], total: int
+    lines: Sequence[WorkerTimeline], limits: Sequence[tuple[float, int]], total: int, multiple: int
 ) -> tuple[FloatArray, dict[int, IntArray]]:
     """Return the best time of ``0 .. total`` rows of one host (inf is ruled out), and the split behind each."""
     table = np.full(total + 1, np.inf)
     splits: dict[int, IntArray] = {}
-    for rows in range(len(lines), min(sum(most for _, most in limits), total) + 1):
-        own = [_table(line, rows, total, *limit) for line, limit in zip(lines, limits, strict=True)]
+    for rows in range(len(lines) * multiple, min(sum(most for _, most in limits), total) + 1, multiple):
+        own = [_table(line, rows, total, *limit, multiple) for line, limit in zip(lines, limits, strict=True)]
         splits[rows] = _min_max(own, rows)
         table[rows] = max(float(times[size]) for times, size in zip(own, splits[rows], strict=True))
     return table, splits

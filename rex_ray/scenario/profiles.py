@@ -113,7 +113,10 @@ def workload_names() -> tuple[str, ...]:
 
 
 def optimal_split(
-    profiles: Sequence[DeviceProfile], global_batch_size: int, scales: Sequence[float] | None = None
+    profiles: Sequence[DeviceProfile],
+    global_batch_size: int,
+    scales: Sequence[float] | None = None,
+    multiple: int = 1,
 ) -> SplitPlan:
     """Return the true optimum of an emulated cluster: the exact split on the true curves, within the memory caps.
 
@@ -121,13 +124,15 @@ def optimal_split(
         profiles: one per rank.
         global_batch_size: rows to split.
         scales: present factor on each rank's times (a static difference or a slowdown), default 1.
+        multiple: what every share is a multiple of.
 
     Raises:
         InfeasibleError: the caps leave no room for ``global_batch_size``.
     """
     factors = [1.0] * len(profiles) if scales is None else scales
     curves = [profile.curve.scaled(factor) for profile, factor in zip(profiles, factors, strict=True)]
-    return exact_split(curves, global_batch_size, upper=[profile.max_local_batch_size for profile in profiles])
+    caps = [profile.max_local_batch_size for profile in profiles]
+    return exact_split(curves, global_batch_size, upper=caps, multiple=multiple)
 
 
 @cache

@@ -75,7 +75,7 @@ class SplitSearch:
         self._is_spent = is_spent
         self._objectives: dict[LocalBatchSizes, float] = {}
         self._proposer: Proposer | None = None
-        self._quantum = 1
+        self._quantum = self.space.finest
         self._corrections: deque[LocalBatchSizes] = deque()
         self._num_corrections = 0
         self._since_gain = 0
@@ -83,7 +83,7 @@ class SplitSearch:
         self._asked_point: Point | None = None
         on_curves = problem.kind == "model"
         self._small = _ENUMERATED_ON_CURVES if on_curves else problem.max_trials
-        self.needs_proposer = self.space.all_splits(1, self._small) is None
+        self.needs_proposer = self.space.all_splits(self.space.finest, self._small) is None
         # Looking at all of a small space on curves costs nobody a step.
         self._max_trials = math.inf if on_curves and not self.needs_proposer else problem.max_trials
         self._candidates = self._order()
@@ -147,7 +147,8 @@ class SplitSearch:
         self._since_gain = 0
         yield from self._corrected()
         best = self.result()
-        self._quantum = self.space.quantum_of(best.local_batch_sizes) if best is not None else 1
+        if best is not None:
+            self._quantum = self.space.quantum_of(best.local_batch_sizes)
         everything = self.space.all_splits(self._quantum, self._small)
         if everything is not None:
             yield from ((sizes, None) for sizes in everything)

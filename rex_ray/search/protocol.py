@@ -99,6 +99,7 @@ def problem_to(problem: SearchProblem) -> Message:
         "shape_of": problem.shape_of,
         "scales": problem.scales,
         "max_trials": problem.max_trials,
+        "multiple": problem.local_batch_multiple,
     }
 
 
@@ -122,6 +123,7 @@ def problem_from(data: Message) -> SearchProblem:
         shape_of=_sizes(data["shape_of"]),
         scales=tuple(float(scale) for scale in data["scales"]),
         max_trials=int(data["max_trials"]),
+        local_batch_multiple=int(data["multiple"]),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.split import CurveSet, exact_split
-from rex_ray.core.types import FloatArray, IntArray, read_only
+from rex_ray.core.types import FloatArray, IntArray
 
 __all__ = ["MAX_SHIFT", "MIN_GAIN", "QUANTA", "LocalBatchSizes", "Point", "SplitSpace", "on_tiles"]
 
@@ -58,14 +58,11 @@ def on_tiles(curves: Sequence[StepTimeCurve], problem: SearchProblem, quantum: i
     lower, upper = _tile_bounds(problem, quantum)
     if units < len(curves) or (lower > upper).any():
         return None
-    # Curves of one kind must go on sharing their arrays: they are evaluated together.
-    knots = {id(curve.knot_rows): read_only(curve.knot_rows / quantum, np.float64) for curve in curves}
-    coarse = [replace(curve, knot_rows=knots[id(curve.knot_rows)]) for curve in curves]
     try:
-        plan = exact_split(coarse, units, lower.tolist(), upper.tolist())
+        plan = exact_split(curves, units * quantum, lower * quantum, upper * quantum, quantum)
     except InfeasibleError:
         return None
-    return np.array(plan.local_batch_sizes, dtype=np.int64)
+    return np.array(plan.local_batch_sizes, dtype=np.int64) // quantum
 
 
 class SplitSpace:
@@ -73,6 +70,9 @@ class SplitSpace:
 
     Args:
         problem: what is asked.
+
+    Attributes:
+        finest: rows that belong together in every split, the smallest quantum.
     """
 
     def __init__(self, problem: SearchProblem) -> None:
@@ -83,7 +83,9 @@ class SplitSpace:
         self._lower = np.array(problem.lower, dtype=np.int64)
         self._upper = np.minimum(np.array(problem.upper, dtype=np.int64), self._rows)
         self._group = problem.groups()
-        self._bases = {1: np.array(problem.plan, dtype=np.int64), **self._tile_plans()}
+        self.finest = problem.local_batch_multiple
+        exact = np.array(problem.plan, dtype=np.int64) // self.finest
+        self._bases = {self.finest: exact, **self._tile_plans()}
 
     @property
     def num_shifts(self) -> int:
@@ -92,7 +94,7 @@ class SplitSpace:
 
     @property
     def quanta(self) -> tuple[int, ...]:
-        """The quanta of rows that a point may have, 1 first."""
+        """The quanta of rows that a point may have, the finest first."""
         return tuple(self._bases)
 
     def own_s(self, local_batch_sizes: LocalBatchSizes) -> FloatArray:
@@ -117,18 +119,20 @@ class SplitSpace:
         return point if off <= quantum else None
 
     def quantum_of(self, local_batch_sizes: LocalBatchSizes) -> int:
-        """Return the largest quantum whose own plan this is; 1 for the exact split itself and for any other."""
+        """Return the largest quantum whose own plan this is; the finest for the exact split and for any other."""
         if local_batch_sizes == self.problem.plan:
-            return 1
+            return self.finest
+        coarse = {q: units for q, units in self._bases.items() if q > self.finest}
         return max(
-            (q for q, units in self._bases.items() if q > 1 and self._whole(units, q) == local_batch_sizes), default=1
+            (q for q, units in coarse.items() if self._whole(units, q) == local_batch_sizes), default=self.finest
         )
 
     def seeds(self) -> tuple[LocalBatchSizes, ...]:
         """Return what is looked at first, without repetition: the plan, what runs, tile plans, shares by speed."""
         times = np.array([float(curve.predict_s(self._rows / len(self._curves))) for curve in self._curves])
-        by_speed = apportion(self._rows, 1.0 / times, self._lower, self._upper)
-        tiles = [self.split(Point(shifts=(0.0,) * self.num_shifts, quantum=q)) for q in self.quanta if q > 1]
+        by_speed = apportion(self._rows, 1.0 / times, self._lower, self._upper, self.finest)
+        coarse = [q for q in self.quanta if q > self.finest]
+        tiles = [self.split(Point(shifts=(0.0,) * self.num_shifts, quantum=q)) for q in coarse]
         others = [*tiles, tuple(by_speed.tolist())]
         worth_it = _HOPELESS * float(self.own_s(self.problem.plan).max())
         hopeful = [sizes for sizes in others if float(self.own_s(sizes).max()) <= worth_it]
@@ -168,13 +172,14 @@ class SplitSpace:
     def _fits(self, local_batch_sizes: LocalBatchSizes) -> bool:
         """Bounds may have moved, and another batch been decided, since what runs was put in place."""
         sizes = np.array(local_batch_sizes)
-        return bool(sizes.sum() == self._rows and (self._lower <= sizes).all() and (sizes <= self._upper).all())
+        is_within = (self._lower <= sizes).all() and (sizes <= self._upper).all()
+        return bool(sizes.sum() == self._rows and is_within and (sizes % self.finest == 0).all())
 
     def _tile_plans(self) -> dict[int, IntArray]:
         if self.problem.kind == "model":
             return {}
         plans = {}
-        for quantum in QUANTA[1:]:
+        for quantum in (q for q in QUANTA if q > self.finest and q % self.finest == 0):
             units = on_tiles(self._curves, self.problem, quantum)
             if units is not None and self._spare_rank(units, quantum) is not None:
                 plans[quantum] = units
@@ -199,7 +204,7 @@ class SplitSpace:
         if rest:
             rank = self._spare_rank(units, quantum)
             if rank is None:
-                sizes = apportion(self._rows, sizes, self._lower, self._upper)
+                sizes = apportion(self._rows, sizes, self._lower, self._upper, self.finest)
             else:
                 sizes[rank] += rest
         return tuple(sizes.tolist())

@@ -60,8 +60,10 @@ class Limits:
     def __init__(self, learning: LearningCurve, times: StepTimes, reference_batch_size: int) -> None:
         times.check(reference_batch_size)
         self.reference_batch_size = reference_batch_size
-        self.largest_batch = largest_batch(reference_batch_size, learning.dataset_size, times.most_rows)
-        self.batches = _candidates(reference_batch_size, self.largest_batch)
+        largest = largest_batch(reference_batch_size, learning.dataset_size, times.most_rows)
+        self.largest_batch = largest - largest % times.multiple
+        candidates = _candidates(reference_batch_size, self.largest_batch)
+        self.batches = np.unique(candidates // times.multiple * times.multiple)
         self._learning = learning
         self._times = times
         self._parts, self._noise_scale = learning.intervals()

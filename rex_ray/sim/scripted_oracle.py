@@ -61,12 +61,14 @@ class ScriptedOracle:
         network: the reduction's time.
         num_steps: steps that the script is unrolled for.
         delay_steps: how many steps after it began or ended an episode is known; None: never.
+        local_batch_multiple: what shares are multiples of, but for those of an epoch's last batch.
     """
 
     timelines: Sequence[WorkerTimeline]
     network: NetworkModel
     num_steps: int
     delay_steps: int | None = 0
+    local_batch_multiple: int = 1
     _true: FloatArray = field(init=False)
     _known: FloatArray = field(init=False)
     _borders: IntArray = field(init=False)
@@ -111,7 +113,8 @@ class ScriptedOracle:
         known = self._known[step]
         key = (global_batch_size, known.tobytes())
         if key not in self._splits:
-            self._splits[key] = _best_shares(self.timelines, global_batch_size, known)
+            multiple = 1 if global_batch_size % self.local_batch_multiple else self.local_batch_multiple
+            self._splits[key] = _best_shares(self.timelines, global_batch_size, known, multiple)
         return self._splits[key]
 
     def _piece(self, global_batch_size: int, start: int, stop: int) -> FloatArray:
@@ -122,11 +125,15 @@ class ScriptedOracle:
         return np.broadcast_to(self.network.step_s(data_s, compute_s), stop - start)
 
 
-def _best_shares(timelines: Sequence[WorkerTimeline], batch: int, slowdowns: FloatArray) -> tuple[int, ...]:
+def _best_shares(
+    timelines: Sequence[WorkerTimeline], batch: int, slowdowns: FloatArray, multiple: int
+) -> tuple[int, ...]:
+    if batch < multiple * len(timelines):
+        multiple = 1  # a short last batch that happens to be whole
     if any(line.shape != _PLAIN for line in timelines):
-        return true_optimum(timelines, batch, slowdowns=slowdowns.tolist()).local_batch_sizes
+        return true_optimum(timelines, batch, slowdowns=slowdowns.tolist(), multiple=multiple).local_batch_sizes
     scales = [line.speed_factor * factor for line, factor in zip(timelines, slowdowns.tolist(), strict=True)]
-    return optimal_split([line.profile for line in timelines], batch, scales).local_batch_sizes
+    return optimal_split([line.profile for line in timelines], batch, scales, multiple).local_batch_sizes
 
 
 def oracle_run(
@@ -137,6 +144,7 @@ def oracle_run(
     *,
     delay_steps: int | None = 0,
     dataset_size: int | None = None,
+    local_batch_multiple: int = 1,
 ) -> OracleRun:
     """Play the oracle to the target: the best batch for the noise scale of every moment, split exactly.
 
@@ -148,16 +156,24 @@ def oracle_run(
         delay_steps: see ``ScriptedOracle``.
         dataset_size: rows of an epoch, whose last step has what is left: at 2,048 rows of CIFAR-10's 50,000 a step in
             twenty-five is a short one, which takes the reduction's time as any other. None: epochs have no ends.
+        local_batch_multiple: see ``ScriptedOracle``.
 
     Raises:
         InfeasibleError: the reference batch does not fit the cluster.
     """
-    limits = Limits(learning, StepTimes([line.profile for line in timelines], network), reference_batch_size)
+    times = StepTimes([line.profile for line in timelines], network, multiple=local_batch_multiple)
+    limits = Limits(learning, times, reference_batch_size)
     worth = learning.efficiency(reference_batch_size, learning.noise_scale).min()
     longest = math.ceil(learning.target_rows / (reference_batch_size * worth)) + _LOOK_STEPS
     if dataset_size is not None:  # each epoch's last step may be worth next to nothing
         longest += math.ceil(longest * reference_batch_size / dataset_size)
-    oracle = ScriptedOracle(timelines=timelines, network=network, num_steps=longest, delay_steps=delay_steps)
+    oracle = ScriptedOracle(
+        timelines=timelines,
+        network=network,
+        num_steps=longest,
+        delay_steps=delay_steps,
+        local_batch_multiple=local_batch_multiple,
+    )
     durations, batches = [], []
     progress, step, left = 0.0, 0, dataset_size
     while progress < learning.target_rows:

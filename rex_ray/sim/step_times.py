@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from rex_ray.core.apportion import in_units
 from rex_ray.core.errors import InfeasibleError
 from rex_ray.core.types import FloatArray, IntArray, read_only
 from rex_ray.scenario.network import NetworkModel
@@ -27,20 +28,28 @@ class StepTimes:
         profiles: one per rank.
         network: the reduction's time, and how it joins the slowest worker's.
         scales: present factor on each rank's times (a slowdown), default 1.
+        multiple: what every share is a multiple of; all of the above then holds of as many rows at a time.
     """
 
     def __init__(
-        self, profiles: Sequence[DeviceProfile], network: NetworkModel, scales: Sequence[float] | None = None
+        self,
+        profiles: Sequence[DeviceProfile],
+        network: NetworkModel,
+        scales: Sequence[float] | None = None,
+        multiple: int = 1,
     ) -> None:
         self.num_workers = len(profiles)
+        self.multiple = multiple
         self._network = network
         factors = [1.0] * len(profiles) if scales is None else scales
         ranks = [(id(profile), factor) for profile, factor in zip(profiles, factors, strict=True)]
         counts = Counter(ranks)
         kinds = {id(profile): profile for profile in profiles}
-        own = {(key, factor): factor * _own_s(kinds[key]) for key, factor in counts}
+        own = {(key, factor): factor * _own_s(kinds[key])[multiple - 1 :: multiple] for key, factor in counts}
         self._own_s = [own[rank] for rank in ranks]
-        self._caps = np.array([times.size for times in self._own_s])
+        self._caps = np.array([times.size for times in self._own_s])  # in multiples, as all below
+        if not self._caps.all():
+            raise InfeasibleError(f"some worker holds no {multiple} rows, which every share is a multiple of")
         self._firsts_s = max(float(times[0]) for times in own.values())
         further_s = np.concatenate([times[1:] for times in own.values()])
         order = np.argsort(further_s, kind="stable")
@@ -51,12 +60,12 @@ class StepTimes:
     @property
     def most_rows(self) -> int:
         """Rows that all workers hold together."""
-        return int(self._caps.sum())
+        return int(self._caps.sum()) * self.multiple
 
     @property
     def most_equal_rows(self) -> int:
         """Rows that fit in equal shares: the smallest worker's, times all of them."""
-        return int(self._caps.min()) * self.num_workers
+        return int(self._caps.min()) * self.num_workers * self.multiple
 
     def balanced_s(self, global_batch_size: IntArray) -> FloatArray:
         """Return the step time under the exact split, same shape.
@@ -65,7 +74,7 @@ class StepTimes:
             InfeasibleError: a batch with less than a row per worker, or with more rows than fit.
         """
         self._check_all(global_batch_size)
-        last = np.searchsorted(self._further_rows, global_batch_size - self.num_workers)
+        last = np.searchsorted(self._further_rows, global_batch_size // self.multiple - self.num_workers)
         slowest_s: FloatArray = np.maximum(self._firsts_s, self._further_s[last])
         return self._network.step_of_slowest_s(slowest_s, self.num_workers)
 
@@ -78,7 +87,7 @@ class StepTimes:
         if int(global_batch_size.max()) > self.most_equal_rows:
             raise InfeasibleError(
                 f"a global batch of {int(global_batch_size.max())} rows does not fit {self.num_workers} workers in "
-                f"equal shares: the smallest holds {int(self._caps.min())} rows"
+                f"equal shares: the smallest holds {int(self._caps.min()) * self.multiple} rows"
             )
         return self.filled_s(global_batch_size)
 
@@ -87,8 +96,9 @@ class StepTimes:
         self._check_all(global_batch_size)
         kinds, counts = np.unique(self._caps, return_counts=True)
         filled = np.minimum(np.arange(kinds[-1] + 1)[:, None], kinds) @ counts
-        level = np.searchsorted(filled, global_batch_size, side="right") - 1
-        rest = global_batch_size - filled[level]
+        units = global_batch_size // self.multiple
+        level = np.searchsorted(filled, units, side="right") - 1
+        rest = units - filled[level]
         slowest = np.zeros(global_batch_size.shape)
         for cap, own_s in zip(self._caps, self._own_s, strict=True):
             extra = (rest > 0) & (level < cap)
@@ -97,16 +107,20 @@ class StepTimes:
         return self._network.step_of_slowest_s(slowest, self.num_workers)
 
     def check(self, global_batch_size: int) -> None:
-        """Raise InfeasibleError unless every worker can have a row and all rows fit."""
-        if not self.num_workers <= global_batch_size <= self.most_rows:
+        """Raise InfeasibleError unless every worker can have a row, or a multiple, and all rows fit."""
+        in_units(global_batch_size, self.multiple)
+        if not self.num_workers * self.multiple <= global_batch_size <= self.most_rows:
+            least = "a row" if self.multiple == 1 else f"{self.multiple} rows"
             raise InfeasibleError(
-                f"a global batch of {global_batch_size} rows does not fit: {self.num_workers} workers take at least a "
-                f"row each and hold {self.most_rows} together"
+                f"a global batch of {global_batch_size} rows does not fit: {self.num_workers} workers take at least "
+                f"{least} each and hold {self.most_rows} together"
             )
 
     def _check_all(self, global_batch_size: IntArray) -> None:
         self.check(int(global_batch_size.min()))
         self.check(int(global_batch_size.max()))
+        if (odd := global_batch_size % self.multiple).any():
+            in_units(int(global_batch_size[odd > 0][0]), self.multiple)
 
 
 @lru_cache(maxsize=64)

@@ -71,6 +71,7 @@ def problem_of(
     global_batch_size: int,
     dataset_size: int,
     max_global_batch_size: int | None = None,
+    local_batch_multiple: int = 1,
 ) -> Problem:
     """Return the problem of a group of devices, one worker each, that hold what their profiles say.
 
@@ -80,6 +81,7 @@ def problem_of(
         global_batch_size: the reference batch in rows.
         dataset_size: rows per epoch.
         max_global_batch_size: default: see ``sim.oracle.largest_batch``.
+        local_batch_multiple: what every share is a multiple of.
     """
     caps = [profile.max_local_batch_size for profile in profiles]
     return Problem(
@@ -90,6 +92,7 @@ def problem_of(
         global_batch_size=global_batch_size,
         max_global_batch_size=max_global_batch_size or largest_batch(global_batch_size, dataset_size, sum(caps)),
         dataset_size=dataset_size,
+        local_batch_multiple=local_batch_multiple,
     )
 
 

@@ -30,7 +30,9 @@ class WorkerOptions:
         on_out_of_memory: ``"retry"`` a step with smaller micro-batches, or ``"stop"``.
         replica_check_interval_steps: the ranks' parameters are compared every so many steps; 0: never.
         snapshot_interval_s: shortest time between two local snapshots; 0: none.
+        storage_retry_s: how long a failing save is tried again before it is given up.
         preflight_timeout_s: limit of the look at every worker before training; None: no look.
+        local_batch_multiple: every share is a multiple of it, but for those of an epoch's last batch.
         weight_by: ``"samples"`` weights a rank by its rows, ``"tokens"`` by the weight given to ``session.backward``.
     """
 
@@ -51,4 +53,6 @@ class WorkerOptions:
     on_out_of_memory: Literal["retry", "stop"] = "retry"
     replica_check_interval_steps: int = 0
     snapshot_interval_s: float = 0.0
+    storage_retry_s: float = 60.0
     preflight_timeout_s: float | None = None
+    local_batch_multiple: int = 1

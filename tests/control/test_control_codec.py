@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from rex_ray.control.codec import Codec, CodecError
 from rex_ray.control.vocabulary import CODEC
-from rex_ray.core.types import Allocation, StepFlag
+from rex_ray.core.types import Allocation, Problem, StepFlag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,4 +120,6 @@ def test_an_unknown_class_or_field_in_a_file_is_named():
 def test_fields_added_later_take_their_defaults():
     old = {"$": "Allocation", "version": 3, "local_batch_sizes": [4, 5]}
     assert CODEC.decode(old) == Allocation(version=3, local_batch_sizes=(4, 5), lr_factor=1.0)
+    problem = CODEC.encode(Problem(workers=(), global_batch_size=8, max_global_batch_size=8, dataset_size=9))
+    assert problem.pop("local_batch_multiple") == CODEC.decode(problem).local_batch_multiple == 1
     assert CODEC.decode(CODEC.encode(StepFlag.WARM_UP | StepFlag.PARTIAL)) is StepFlag.WARM_UP | StepFlag.PARTIAL

@@ -52,6 +52,20 @@ def test_the_sum_is_exact_however_far_apart_the_weights_are(data, exponents):
     assert ((lower <= counts) & (counts <= upper)).all()
 
 
+@given(data=st.data(), w=weights, multiple=st.sampled_from([1, 3, 8]))
+def test_in_multiples_the_same_laws_hold_of_units(data, w, multiple):
+    lower = data.draw(st.lists(st.integers(0, 50), min_size=len(w), max_size=len(w)))
+    least = [-(-lo // multiple) for lo in lower]
+    most = [lo + data.draw(st.integers(0, 9)) for lo in least]
+    upper = [hi * multiple + data.draw(st.integers(0, multiple - 1)) for hi in most]
+    units = data.draw(st.integers(sum(least), sum(most)))
+    counts = apportion(units * multiple, w, lower, upper, multiple)
+    assert (counts == multiple * apportion(units, w, least, most)).all()
+    assert ((np.array(lower) <= counts) & (counts <= np.array(upper))).all()
+    with pytest.raises(InfeasibleError, match="multiples of 8"):
+        apportion(units * 8 + 1, w, multiple=8)
+
+
 def test_a_heavy_rank_that_is_full_leaves_the_rest_to_the_light_ones_in_proportion():
     assert apportion(36, [1e17, 2.0, 1.0], upper=[6, 100, 100]).tolist() == [6, 20, 10]
 

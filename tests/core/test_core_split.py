@@ -50,6 +50,43 @@ def test_the_split_equals_brute_force(data, workers):
     assert plan.step_time_s == pytest.approx(slowest(plan.local_batch_sizes), rel=1e-9)
 
 
+@given(data=st.data(), workers=st.lists(curves(), min_size=1, max_size=4), multiple=st.sampled_from([2, 3, 8]))
+def test_in_multiples_the_split_equals_brute_force_over_all_splits_in_them(data, workers, multiple):
+    n = len(workers)
+    lower = data.draw(st.lists(st.integers(0, 2 * multiple), min_size=n, max_size=n))
+    units = [(-(-lo // multiple), -(-lo // multiple) + data.draw(st.integers(0, 5))) for lo in lower]
+    upper = [most * multiple + data.draw(st.integers(0, multiple - 1)) for _, most in units]
+    total = multiple * data.draw(st.integers(sum(least for least, _ in units), sum(most for _, most in units)))
+    plan = exact_split(workers, total, lower, upper, multiple)
+
+    def slowest(sizes):
+        return max((float(c.predict_s(b)) if b else 0.0) for c, b in zip(workers, sizes, strict=True))
+
+    every = product(*(range(0, hi + 1, multiple) for hi in upper))
+    allowed = (s for s in every if sum(s) == total and all(lo <= b for lo, b in zip(lower, s, strict=True)))
+    assert sum(plan.local_batch_sizes) == total
+    assert all(lo <= b <= hi for lo, b, hi in zip(lower, plan.local_batch_sizes, upper, strict=True))
+    assert all(b % multiple == 0 for b in plan.local_batch_sizes)
+    assert plan.step_time_s == pytest.approx(min(map(slowest, allowed)), rel=1e-6)
+    assert plan.step_time_s == pytest.approx(slowest(plan.local_batch_sizes), rel=1e-9)
+
+
+def test_rounding_the_exact_split_to_multiples_is_slower_than_splitting_in_them():
+    """Why multiples are a matter of the split: the nearest multiples cost a twentieth here."""
+    workers = [curve([0, 100], [0.0, 1.0]), curve([0, 100], [0.0, 0.63]), curve([0, 100], [0.0, 0.63])]
+    free = np.array(exact_split(workers, 48).local_batch_sizes)
+    rounded = 8 * np.array([2, 2, 2])
+    assert (np.abs(rounded - free) <= 5).all()
+    plan = exact_split(workers, 48, multiple=8)
+    assert plan.local_batch_sizes == (8, 24, 16)
+    assert plan.step_time_s < 0.96 * max(float(c.predict_s(b)) for c, b in zip(workers, rounded, strict=True))
+
+
+def test_rows_that_are_no_multiple_are_named():
+    with pytest.raises(InfeasibleError, match="60 rows cannot be shared out in multiples of 8"):
+        exact_split([curve([0, 10], [0.1, 1.0])] * 2, 60, multiple=8)
+
+
 def test_equal_workers_share_equally_and_the_first_take_the_rest():
     plan = exact_split([curve([0, 10], [0.1, 1.1])] * 3, 64)
     assert plan.local_batch_sizes == (22, 21, 21)

@@ -75,11 +75,14 @@ def build(name: str, options: dict[str, Any]) -> Policy[Any]:
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     devices = draw(st.lists(st.sampled_from(["T4", "V100"]), min_size=1, max_size=5))
-    rows = draw(st.integers(1, 300))
+    multiple = draw(st.sampled_from([1, 1, 3, 8]))
+    units = draw(st.integers(1, 300 // multiple))
     least = draw(st.integers(1, 4))
     spare = draw(st.none() | st.integers(0, 40))
-    most = None if spare is None else max(least, -(-rows // len(devices)) + spare)
-    return group(devices, rows, lower=least, upper=most)
+    most = None if spare is None else max(least, multiple * -(-units // len(devices)) + spare)
+    problem = group(devices, multiple * units, lower=least, upper=most)
+    cap = problem.max_global_batch_size + draw(st.integers(0, multiple - 1))
+    return replace(problem, local_batch_multiple=multiple, max_global_batch_size=cap)
 
 
 own_times = st.sampled_from([0.0, 1.0, 40_000.0, 50_000.0, 55_000.0, 300_000.0, 1e12])
@@ -157,9 +160,12 @@ def assert_fits(proposal: Proposal, problem: Problem, rows: int) -> None:
     sizes = proposal.local_batch_sizes
     assert len(sizes) == problem.num_workers
     assert sum(sizes) == rows
-    can_all_have_the_least = sum(w.min_local_batch_size for w in problem.workers) <= rows
+    multiple = problem.local_batch_multiple
+    least = [-(-worker.min_local_batch_size // multiple) * multiple for worker in problem.workers]
     for size, worker in zip(sizes, problem.workers, strict=True):
-        assert size >= (worker.min_local_batch_size if can_all_have_the_least else min(1, rows // len(sizes)))
+        assert size % multiple == 0
+        some = multiple * min(1, rows // multiple // len(sizes))
+        assert size >= (worker.min_local_batch_size if sum(least) <= rows else some)
         assert worker.max_local_batch_size is None or size <= worker.max_local_batch_size
 
 
@@ -297,9 +303,14 @@ def test_a_resumed_allocation_keeps_its_global_batch_and_learning_rate(name, opt
         return
     # What is beyond the cap no controller takes; growth cuts it, the others are told to.
     problem = replace(problem, max_global_batch_size=max(problem.max_global_batch_size, rows))
+    multiple = problem.local_batch_multiple
+    whole = multiple * max(rows // multiple, 1)
+    most = [w.max_local_batch_size for w in problem.workers]
+    if None not in most and sum(size // multiple * multiple for size in most) < whole:
+        return
     proposal, _ = policy.init(problem, None, Allocation(version=7, local_batch_sizes=sizes, lr_factor=lr_factor))
-    assert_fits(proposal, problem, rows)
-    assert proposal.lr_factor == lr_factor
+    assert_fits(proposal, problem, whole)
+    assert proposal.lr_factor == lr_factor if whole == rows else 0 < proposal.lr_factor <= lr_factor
 
 
 @every_policy

@@ -30,6 +30,7 @@ def problem_of(
     lower: int = 1,
     upper: int | None = None,
     max_trials: int = 15,
+    multiple: int = 1,
 ) -> SearchProblem:
     """What a policy would ask whose group runs equal shares."""
     n = len(curves)
@@ -37,14 +38,15 @@ def problem_of(
     shapes, shape_of, scales = SearchProblem.condense(curves)
     return SearchProblem(
         kind=kind,
-        plan=exact_split(curves, global_batch_size, [lower] * n, [most] * n).local_batch_sizes,
-        incumbent=tuple(apportion(global_batch_size, np.ones(n)).tolist()),
+        plan=exact_split(curves, global_batch_size, [lower] * n, [most] * n, multiple).local_batch_sizes,
+        incumbent=tuple(apportion(global_batch_size, np.ones(n), multiple=multiple).tolist()),
         lower=(lower,) * n,
         upper=(most,) * n,
         shapes=shapes,
         shape_of=shape_of,
         scales=scales,
         max_trials=max_trials,
+        local_batch_multiple=multiple,
     )
 
 
@@ -82,7 +84,8 @@ def problems(draw: st.DrawFn, kind: SearchKind = "model") -> SearchProblem:
     """Two to nine workers of two kinds at any scale, and bounds that leave room."""
     n = draw(st.integers(2, 9))
     curves = [draw(st.sampled_from([SLOW, FAST])).scaled(draw(st.floats(0.5, 3.0, allow_nan=False))) for _ in range(n)]
-    lower = draw(st.integers(0, 3))
-    total = draw(st.integers(max(n * lower, 1), 96 * n))
-    upper = draw(st.integers(max(-(-total // n), lower), total))
-    return problem_of(curves, total, kind, lower=lower, upper=upper)
+    multiple = draw(st.sampled_from([1, 1, 4, 6]))
+    lower = multiple * draw(st.integers(0, 3))
+    units = draw(st.integers(max(n * lower // multiple, 1), 96 * n // multiple))
+    upper = draw(st.integers(max(multiple * -(-units // n), lower), units * multiple))
+    return problem_of(curves, units * multiple, kind, lower=lower, upper=upper, multiple=multiple)

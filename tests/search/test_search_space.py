@@ -36,7 +36,8 @@ class Wanderer:
 
 def fits(problem: SearchProblem, sizes: LocalBatchSizes) -> bool:
     within = all(lo <= b <= hi for lo, b, hi in zip(problem.lower, sizes, problem.upper, strict=True))
-    return within and sum(sizes) == problem.global_batch_size
+    is_whole = all(rows % problem.local_batch_multiple == 0 for rows in sizes)
+    return within and is_whole and sum(sizes) == problem.global_batch_size
 
 
 def slowest_s(problem: SearchProblem, sizes: LocalBatchSizes) -> float:
@@ -64,7 +65,7 @@ def test_every_point_is_a_whole_split_within_bounds(problem: SearchProblem, data
     for quantum in space.quanta:
         sizes = space.split(Point(shifts=shifts, quantum=quantum))
         assert fits(problem, sizes)
-    assert space.split(Point(shifts=(0.0,) * space.num_shifts)) == problem.plan
+    assert space.split(Point(shifts=(0.0,) * space.num_shifts, quantum=space.finest)) == problem.plan
     assert all(fits(problem, sizes) for sizes in space.seeds())
     assert space.seeds()[0] == problem.plan
 

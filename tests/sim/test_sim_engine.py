@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -120,6 +122,18 @@ def test_epochs_end_in_partial_steps_that_are_no_evidence():
     assert [step.step % 11 for step in partial] == [10] * 10
     assert all(step.num_rows.sum() == 40 for step in partial)
     assert [step.epoch for step in run.steps] == [k // 11 for k in range(110)]
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_in_multiples_every_share_that_runs_is_one_and_rex_gets_near_the_best_of_them(policy):
+    scenario = resnet50(noise="4 %", steps_per_epoch=50)
+    in_multiples = replace(scenario, problem=replace(scenario.problem, local_batch_multiple=16))
+    run = play(policy, in_multiples, 260)
+    assert all(rows % 16 == 0 for _, allocation in run.allocations for rows in allocation.local_batch_sizes)
+    if policy == "rex":
+        sizes = run.allocations[-1][1].local_batch_sizes
+        slowest_s = max(float(p.own_time_s(rows)) for p, rows in zip(PROFILES, sizes, strict=True))
+        assert slowest_s <= 1.03 * optimal_split(PROFILES, 256, multiple=16).step_time_s
 
 
 @pytest.mark.parametrize("policy", policy_names())

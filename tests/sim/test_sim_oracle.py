@@ -31,32 +31,38 @@ def profiles(devices, workload="resnet18"):
 
 
 @settings(deadline=None, max_examples=60)
-@given(clusters, st.floats(0, 1))
-def test_balanced_times_are_those_of_the_exact_split(devices, part):
+@given(clusters, st.floats(0, 1), st.sampled_from([1, 8, 24]))
+def test_balanced_times_are_those_of_the_exact_split(devices, part, multiple):
     chosen = profiles(devices)
-    times = StepTimes(chosen, QUIET)
-    batch = round(len(devices) + part * (times.most_rows - len(devices)))
+    times = StepTimes(chosen, QUIET, multiple=multiple)
+    batch = multiple * round(len(devices) + part * (times.most_rows // multiple - len(devices)))
     caps = [profile.max_local_batch_size for profile in chosen]
-    plan = exact_split([profile.curve for profile in chosen], batch, upper=caps)
+    plan = exact_split([profile.curve for profile in chosen], batch, upper=caps, multiple=multiple)
     assert times.balanced_s(np.array([batch]))[0] == pytest.approx(plan.step_time_s, rel=1e-6)
 
 
 @settings(deadline=None, max_examples=60)
-@given(clusters, st.floats(0, 1))
-def test_filled_times_are_those_of_the_shares_of_bsp(devices, part):
+@given(clusters, st.floats(0, 1), st.sampled_from([1, 8]))
+def test_filled_times_are_those_of_the_shares_of_bsp(devices, part, multiple):
     chosen = profiles(devices)
-    times = StepTimes(chosen, QUIET)
-    batch = round(len(devices) + part * (times.most_rows - len(devices)))
+    times = StepTimes(chosen, QUIET, multiple=multiple)
+    batch = multiple * round(len(devices) + part * (times.most_rows // multiple - len(devices)))
     workers = tuple(
         WorkerSpec(rank=rank, device=profile.device, max_local_batch_size=profile.max_local_batch_size)
         for rank, profile in enumerate(chosen)
     )
-    problem = Problem(workers=workers, global_batch_size=batch, max_global_batch_size=batch, dataset_size=10**6)
+    problem = Problem(
+        workers=workers,
+        global_batch_size=batch,
+        max_global_batch_size=batch,
+        dataset_size=10**6,
+        local_batch_multiple=multiple,
+    )
     shares = equal_shares(problem, batch)
     slowest = max(float(profile.own_time_s(rows)) for profile, rows in zip(chosen, shares, strict=True))
     assert times.filled_s(np.array([batch]))[0] == pytest.approx(slowest, rel=1e-12)
     if batch <= times.most_equal_rows:
-        assert max(shares) - min(shares) <= 1
+        assert max(shares) - min(shares) <= multiple
         assert times.equal_s(np.array([batch]))[0] == pytest.approx(slowest, rel=1e-12)
 
 

@@ -123,6 +123,33 @@ def test_with_epochs_every_last_step_has_the_rest_and_costs_time(dataset_size):
     assert endless.total_s < run.total_s < 1.5 * endless.total_s
 
 
+@pytest.mark.parametrize("shape", [StepTimeShape(), StepTimeShape(tile_rows=12), StepTimeShape(contention=0.4)])
+def test_in_multiples_the_oracle_is_the_best_of_all_splits_in_them(shape):
+    lines = timelines(Episode(rank=1, start_step=0, num_steps=9, factor=2.0), shape=shape)[:3]
+    oracle = ScriptedOracle(timelines=lines, network=QUIET, num_steps=9, local_batch_multiple=8)
+    free = ScriptedOracle(timelines=lines, network=QUIET, num_steps=9)
+    shares = oracle.shares(64, 0)
+    assert sum(shares) == 64
+    assert all(rows % 8 == 0 for rows in shares)
+    in_eights = [(8 * a, 8 * b, 64 - 8 * a - 8 * b) for a in range(1, 7) for b in range(1, 8 - a)]
+
+    def slowest_s(rows):
+        slow = (1.0, 2.0, 1.0)
+        return max(lines[rank].quiet_time_s(rows[rank], rows, slowdown=slow[rank]) for rank in range(3))
+
+    assert slowest_s(shares) == pytest.approx(min(map(slowest_s, in_eights)))
+    assert slowest_s(free.shares(64, 0)) <= slowest_s(shares) * (1 + 1e-9)
+    assert sum(oracle.shares(60, 0)) == 60, "an epoch's last batch may be anything"
+
+
+def test_in_multiples_every_batch_of_a_run_to_the_target_is_one():
+    learning, lines = load_learning("resnet18"), timelines()
+    free, run = (oracle_run(lines, QUIET, learning, 256, local_batch_multiple=multiple) for multiple in (1, 32))
+    assert (run.global_batch_size % 32 == 0).all()
+    assert run.global_batch_size.max() > 256
+    assert free.total_s <= run.total_s * (1 + 1e-9) < 1.1 * free.total_s
+
+
 def test_a_batch_that_does_not_fit_is_refused():
     with pytest.raises(InfeasibleError):
         ScriptedOracle(timelines=timelines(workload="resnet50"), network=QUIET, num_steps=5).step_s(5000)

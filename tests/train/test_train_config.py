@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ from rex_ray.policies.registry import policy_names
         ({"global_batch_size": 64, "norm_interval_steps": -1}, ["norm_interval_steps", "at least 0"]),
         ({"global_batch_size": 64, "lr_slew": -0.1}, ["lr_slew", "-0.1", "0.02"]),
         ({"global_batch_size": 64, "lr_slew": math.nan}, ["lr_slew", "nan"]),
+        ({"global_batch_size": 64, "local_batch_multiple": 0}, ["local_batch_multiple", "at least 1"]),
+        ({"global_batch_size": 60, "local_batch_multiple": 8}, ["60", "local_batch_multiple=8", "56 or 64 rows"]),
+        ({"global_batch_size": 4, "local_batch_multiple": 8}, ["use 8 rows"]),
         ({"global_batch_size": 64, "device_label": ""}, ["device_label", "ray.io/accelerator-type"]),
     ],
 )
@@ -101,6 +105,10 @@ def test_the_group_is_checked_against_the_batch_and_the_rows() -> None:
     with pytest.raises(ConfigError, match=r"global_batch_size=4 is above the 3 rows.*clamp"):
         config.check_group(2, dataset_size=3)
     RexConfig(global_batch_size=4, small_dataset="clamp").check_group(2, dataset_size=3)
+    in_eights = RexConfig(global_batch_size=32, local_batch_multiple=8)
+    in_eights.check_group(4)
+    with pytest.raises(ConfigError, match=r"num_workers=5 times local_batch_multiple=8.*at least 40 rows"):
+        in_eights.check_group(5)
 
 
 def by_hand(shares: Any) -> RexConfig:
@@ -113,6 +121,8 @@ def test_shares_set_by_hand_must_sum_to_the_batch() -> None:
         by_hand([33, 33, 95, 94]).check_group(4)
     with pytest.raises(ConfigError, match="shares for 4 workers and the group has 3"):
         by_hand([33, 33, 95, 95]).check_group(3)
+    with pytest.raises(ConfigError, match="holds 33, which is no multiple of local_batch_multiple=8"):
+        replace(by_hand([33, 33, 95, 95]), local_batch_multiple=8).check_group(4)
 
 
 def test_shares_per_kind_of_device_are_checked_as_soon_as_the_kinds_are_known() -> None:

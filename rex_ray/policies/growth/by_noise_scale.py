@@ -44,6 +44,7 @@ from rex_ray.policies.growth.state import (
     with_fresh_forecast,
     without_bets,
 )
+from rex_ray.policies.limits import whole_rows
 from rex_ray.policies.seams import BatchPlan, Model
 
 __all__ = ["LRChoice", "NoiseScaleGrowth", "RuleName", "make_growth"]
@@ -84,12 +85,13 @@ class NoiseScaleGrowth:
     ) -> tuple[BatchPlan, GrowthState]:
         """Begin at the reference batch, or at the one resumed from. The pooled noise scale carries over, and bans.
 
-        A batch that grew on more workers, or under a higher cap, is cut to what this group can run.
+        A batch that grew on more workers, under a higher cap or in other multiples is cut to what this group can run.
         """
         num_rows = problem.global_batch_size if current is None else current.global_batch_size
         factor = 1.0 if current is None else current.lr_factor
         state = GrowthState(problem=problem, num_rows=num_rows, lr_factor=factor)
-        if num_rows > (most := most_rows(problem)):
+        most = whole_rows(problem, min(num_rows, most_rows(problem)))
+        if num_rows != most:
             phi = None if prior is None else prior.blocks.noise_scale
             factor = min(factor, self._factor(state, most, phi)[1])
             num_rows = most
@@ -205,7 +207,8 @@ class NoiseScaleGrowth:
         smallest = smallest_batch(state.problem)
         complaint = state.health.complaint
         if not state.retreat_rows and state.num_rows > smallest:
-            state = left(state, max(state.num_rows // 2, smallest), complaint)
+            half = whole_rows(state.problem, state.num_rows // 2)
+            state = left(state, max(half, smallest), complaint)
         if not state.retreat_rows:
             return self._finding(state, "keep: training suffers", complaint), changed(state, plan=None)
         phi = state.blocks.noise_scale

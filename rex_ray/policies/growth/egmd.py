@@ -112,7 +112,7 @@ class Egmd:
         found = self.compare(blocks.noise, blocks.signal, bound, "less")
         if not found.p_value < self.alpha or not self._is_below_anchor(blocks):
             return None
-        num_rows = max(view.num_rows // 2, view.smallest)
+        num_rows = max(view.whole(view.num_rows // 2), view.smallest)
         noise_scale = min(blocks.noise_scale or 0.0, bound)
         gain = _gain(view, num_rows, noise_scale)
         # Times that are unknown stop no shrinking: what was shown is that the rows of the larger batch are wasted.
@@ -198,9 +198,12 @@ class Egmd:
             is_allowed = view.num_rows < num_rows <= view.largest
             return view.goodput(num_rows, phi) or 0.0 if is_allowed else 0.0
 
-        best = max((*rungs, *(round(view.num_rows * 2**octaves) for octaves in _NEXT)), key=worth)
+        def about(num_rows: int, octaves: float) -> int:
+            return view.whole(round(num_rows * 2**octaves))
+
+        best = max((*rungs, *(about(view.num_rows, octaves) for octaves in _NEXT)), key=worth)
         for octaves in _BETWEEN:
-            best = max((best, round(best * 2**-octaves), round(best * 2**octaves)), key=worth)
+            best = max((best, about(best, -octaves), about(best, octaves)), key=worth)
         return [best, *(rung for rung in reversed(rungs) if rung < best)]
 
     def _above(self, view: GrowthView, bound: float) -> tuple[SignedRank, float]:
@@ -229,7 +232,7 @@ def _within_reach(view: GrowthView, num_rows: int) -> int:
     seldom a doubling.
     """
     for part in _PARTS:
-        rows = view.num_rows + int(part * (num_rows - view.num_rows))
+        rows = view.whole(view.num_rows + int(part * (num_rows - view.num_rows)))
         if view.times.step_s(rows) is not None:
             return rows
     return num_rows

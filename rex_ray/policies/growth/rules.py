@@ -15,6 +15,7 @@ import numpy as np
 from rex_ray.core.types import FloatArray, Problem
 from rex_ray.policies.growth.blocks import NoiseBlocks, rows_text
 from rex_ray.policies.growth.pace import BatchTimes
+from rex_ray.policies.limits import whole_rows
 
 __all__ = ["UNKNOWN", "GoodputOptimal", "GrowTenPercent", "GrowthRule", "GrowthView", "Hold", "Target"]
 
@@ -55,7 +56,14 @@ class GrowthView:
     def most_known(self) -> int:
         """The largest batch that may be grown to and that memories are known to hold; the present one at least."""
         fits = None if self.times.model is None else self.times.model.max_rows()
-        return self.largest if fits is None else min(self.largest, max(int(fits.sum()), self.num_rows))
+        if fits is None:
+            return self.largest
+        multiple = self.problem.local_batch_multiple
+        return min(self.largest, max(int((fits // multiple * multiple).sum()), self.num_rows))
+
+    def whole(self, num_rows: int) -> int:
+        """Return the largest batch of at most ``num_rows`` rows that shares may make up."""
+        return whole_rows(self.problem, num_rows)
 
     def goodput(self, num_rows: int, noise_scale: float | None) -> float | None:
         """Return the goodput at ``num_rows``; None while its step time is unknown."""
@@ -163,7 +171,8 @@ class GrowTenPercent(_TakenAtItsWord):
         if phi <= now:
             reason = f"the noise scale is {rows_text(phi)}, the batch {now}"
             return Hold(verdict="keep: noise scale too small", reason=reason)
-        num_rows = min(max(now + 1, round(self.factor * now)), largest)
+        next_rows = now + view.problem.local_batch_multiple
+        num_rows = min(max(next_rows, view.whole(round(self.factor * now))), largest)
         reason = f"the noise scale is {rows_text(phi)} rows, above the batch of {now}"
         return Target(num_rows=num_rows, noise_scale=phi, reason=reason)
 
@@ -192,7 +201,8 @@ class GoodputOptimal(_TakenAtItsWord):
         present = view.goodput(view.num_rows, phi)
         if present is None:
             return Hold(verdict=UNTIMED, reason=f"the step time of {view.num_rows} rows is unknown")
-        points = np.unique(np.rint(np.geomspace(view.smallest, view.largest, self.num_points)).astype(int)).tolist()
+        spaced = np.rint(np.geomspace(view.smallest, view.largest, self.num_points)).astype(int)
+        points = sorted({view.whole(rows) for rows in spaced.tolist()})
         best, num_rows = max(((view.goodput(rows, phi) or 0.0, -rows) for rows in points), default=(0.0, 0))
         gain, num_rows = best / present - 1.0, -num_rows
         evidence = {"goodput_gain": gain}

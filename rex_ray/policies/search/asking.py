@@ -134,4 +134,7 @@ def limits(problem: Problem, num_rows: int, model: Model | None) -> tuple[IntArr
     """Return the fewest and the most rows per rank, within what memory is known to hold."""
     lower, upper = share_bounds(problem, num_rows)
     fits = None if model is None else model.max_rows()
-    return (lower, upper) if fits is None else (lower, np.maximum(np.minimum(upper, fits), lower))
+    if fits is None:
+        return lower, upper
+    multiple = problem.local_batch_multiple
+    return lower, np.maximum(np.minimum(upper, fits // multiple * multiple), lower)

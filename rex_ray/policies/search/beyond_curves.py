@@ -256,6 +256,8 @@ def _fault_of(state: SearchState, shares: tuple[int, ...], model: Model | None) 
         return "its shares are not those of the present batch"
     lower, upper = limits(state.problem, sum(shares), model)
     rows = np.asarray(shares, dtype=np.int64)
+    if (rows % state.problem.local_batch_multiple).any():
+        return f"its shares are no multiples of {state.problem.local_batch_multiple}"
     if (rows < lower).any():
         return f"rank {int(np.argmax(rows < lower))} has too few rows"
     if (rows > upper).any():

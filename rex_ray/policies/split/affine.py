@@ -181,7 +181,7 @@ class AffineModel:
             return None
         lower, upper = known_bounds(self.problem, global_batch_size, self.max_rows())
         try:
-            return exact_split(lines, global_batch_size, lower, upper)
+            return exact_split(lines, global_batch_size, lower, upper, self.problem.local_batch_multiple)
         except InfeasibleError:
             return None
 

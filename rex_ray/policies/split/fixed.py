@@ -59,9 +59,10 @@ class FixedSplit:
             return equal_shares(problem, global_batch_size), problem
         devices = tuple(worker.device for worker in problem.workers)
         try:
-            return shares_by_hand(self.local_batch_sizes, devices, global_batch_size), problem
+            shares = shares_by_hand(self.local_batch_sizes, devices, global_batch_size, problem.local_batch_multiple)
         except ConfigError as error:
             raise InfeasibleError(str(error)) from error
+        return shares, problem
 
     def observe(self, state: Problem, step: StepObserved, use: BoolArray | None = None) -> Problem:
         """Learn nothing."""
@@ -79,7 +80,8 @@ class FixedSplit:
             return Shares(local_batch_sizes=equal_shares(state, global_batch_size))
         devices = tuple(worker.device for worker in state.workers)
         lower, upper = share_bounds(state, global_batch_size)
-        shares = apportion(global_batch_size, np.array(_per_rank(self.local_batch_sizes, devices)), lower, upper)
+        by_hand = np.array(_per_rank(self.local_batch_sizes, devices))
+        shares = apportion(global_batch_size, by_hand, lower, upper, state.local_batch_multiple)
         return Shares(local_batch_sizes=tuple(int(share) for share in shares))
 
     def rescale(self, state: Problem, factors: Mapping[int, float]) -> Problem:
@@ -153,7 +155,10 @@ class EqualSplit:
 
 
 def shares_by_hand(
-    local_batch_sizes: Sequence[int] | Mapping[str, int], devices: Sequence[str], global_batch_size: int
+    local_batch_sizes: Sequence[int] | Mapping[str, int],
+    devices: Sequence[str],
+    global_batch_size: int,
+    multiple: int = 1,
 ) -> tuple[int, ...]:
     """Return rows per rank of shares that a person set.
 
@@ -161,11 +166,18 @@ def shares_by_hand(
         local_batch_sizes: rows per rank, or per worker of each kind.
         devices: kind of device per rank.
         global_batch_size: what the shares must sum to.
+        multiple: what each of them must be a multiple of.
 
     Raises:
-        ConfigError: another number of workers, a kind without a share, or another sum.
+        ConfigError: another number of workers, a kind without a share, another sum, or a share that is no multiple.
     """
     shares = _per_rank(local_batch_sizes, devices)
+    odd = next((share for share in shares if share % multiple), None)
+    if odd is not None:
+        raise ConfigError(
+            f"local_batch_sizes={_told(local_batch_sizes)} holds {odd}, which is no multiple of "
+            f"local_batch_multiple={multiple}; change one of the two"
+        )
     if sum(shares) != global_batch_size:
         raise ConfigError(
             f"local_batch_sizes={_told(local_batch_sizes)} sum to {sum(shares)} rows over {len(devices)} workers, not "

@@ -50,7 +50,7 @@ class SplineModel:
         if upper.sum() < global_batch_size:
             return None  # asked for often by growth, and cheaper to say than an error is to raise
         try:
-            return exact_split(known.curves, global_batch_size, lower, upper)
+            return exact_split(known.curves, global_batch_size, lower, upper, self.problem.local_batch_multiple)
         except InfeasibleError:
             return None
 
@@ -73,6 +73,7 @@ class SplineModel:
             shape_of=shape_of,
             scales=scales,
             max_trials=max_trials,
+            local_batch_multiple=self.problem.local_batch_multiple,
         )
 
     def _bounds(self, global_batch_size: int, reach: IntArray) -> tuple[IntArray, IntArray]:
@@ -82,7 +83,8 @@ class SplineModel:
         fits = self.max_rows()
         if fits is not None:
             upper = np.minimum(upper, fits)
-        return lower, np.maximum(upper, lower)
+        multiple = self.problem.local_batch_multiple
+        return lower, np.maximum(upper // multiple * multiple, lower)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -48,7 +48,8 @@ class MoveRows:
 
     def begin(self, problem: Problem, global_batch_size: int) -> MoveMemory:
         """Begin with the first ``delta``."""
-        start = max(1, round(self.first_share * global_batch_size / problem.num_workers))
+        multiple = problem.local_batch_multiple
+        start = multiple * max(1, round(self.first_share * global_batch_size / problem.num_workers / multiple))
         way = read_only(np.zeros(problem.num_workers), np.int64)
         return MoveMemory(delta=start, start=start, way=way)
 
@@ -71,10 +72,11 @@ class MoveRows:
         if gap_s > memory.start * row_s:
             delta = memory.start
         elif memory.way[slow] > 0 or memory.way[fast] < 0:
-            delta //= 2
-            if delta == 0 and gap_s <= row_s:
-                return f"a row to and fro between ranks {slow} and {fast} is all that is left to move"
-        moved = min(max(delta, 1), spare, int(window.upper[fast] - window.sizes[fast]))
+            delta = delta // 2 // window.multiple * window.multiple
+            if delta == 0 and gap_s <= row_s * window.multiple:
+                what = "a row" if window.multiple == 1 else f"{window.multiple} rows"
+                return f"{what} to and fro between ranks {slow} and {fast} is all that is left to move"
+        moved = min(max(delta, window.multiple), spare, int(window.upper[fast] - window.sizes[fast]))
         sizes = window.sizes.copy()
         sizes[slow] -= moved
         sizes[fast] += moved

@@ -107,6 +107,7 @@ def mirrored_probes(problem: Problem, shares: tuple[int, ...]) -> tuple[tuple[in
     first, second = sizes.copy(), sizes.copy()
     for low, high in zip(order[0::2], order[1::2], strict=False):
         moved = int(min(sizes[low] // 2, sizes[high] // 2))
+        moved -= moved % problem.local_batch_multiple
         first[low], first[high] = sizes[low] - moved, sizes[high] + moved
         second[low], second[high] = sizes[low] + moved, sizes[high] - moved
     for probe in (first, second):

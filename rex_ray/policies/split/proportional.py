@@ -40,7 +40,8 @@ class Proportional:
         largest = float(np.abs(factor - 1.0).max())
         if largest <= self.dead_band:
             return f"no rank's rows would change by more than {largest:.1%}, within the dead-band"
-        shares = apportion(int(window.sizes.sum()), window.sizes * factor, window.lower, window.upper)
+        asked = window.sizes * factor
+        shares = apportion(int(window.sizes.sum()), asked, window.lower, window.upper, window.multiple)
         # A rank at its bound asks in vain for ever, and the noise of the others is no reason to move.
         possible = float((np.abs(shares - window.sizes) / np.maximum(window.sizes, 1)).max())
         if possible <= self.dead_band:

@@ -36,12 +36,14 @@ class Window:
         own_s: smoothed own time per rank in seconds, shape ``[n]``; 0 for a rank without rows.
         lower: fewest rows per rank, shape ``[n]``.
         upper: most rows per rank, shape ``[n]``.
+        multiple: what all of them are multiples of.
     """
 
     sizes: IntArray
     own_s: FloatArray
     lower: IntArray
     upper: IntArray
+    multiple: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,7 @@ class WindowedSplit(Generic[MemoryT]):
         if state.sizes is None:
             return Shares(local_batch_sizes=equal_shares(state.problem, global_batch_size, fits))
         lower, upper = known_bounds(state.problem, global_batch_size, fits)
-        shares = apportion(global_batch_size, state.sizes, lower, upper)
+        shares = apportion(global_batch_size, state.sizes, lower, upper, state.problem.local_batch_multiple)
         return Shares(local_batch_sizes=tuple(shares.tolist()))
 
     def rescale(self, state: WindowedState[MemoryT], factors: Mapping[int, float]) -> WindowedState[MemoryT]:
@@ -210,7 +212,13 @@ class WindowedSplit(Generic[MemoryT]):
         assert state.sizes is not None
         rows = sum(state.sizes)
         lower, upper = known_bounds(state.problem, rows, state.memory.max_rows(state.problem.workers))
-        window = Window(sizes=np.array(state.sizes), own_s=state.own_us * 1e-6, lower=lower, upper=upper)
+        window = Window(
+            sizes=np.array(state.sizes),
+            own_s=state.own_us * 1e-6,
+            lower=lower,
+            upper=upper,
+            multiple=state.problem.local_batch_multiple,
+        )
         move = self.rule.judge(state.rule, window)
         if isinstance(move, str) or move.local_batch_sizes == state.sizes:
             verdict = move if isinstance(move, str) else "the shares are those that the times ask for"
