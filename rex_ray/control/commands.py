@@ -65,8 +65,13 @@ class RequestWorldSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCheckpoint:
-    """Ask the group to save at its next step boundary."""
+    """Ask the group to save at its next step boundary.
 
+    ``number`` rises over the whole run, also past a restart of the driver: a request heard twice is one save.
+    """
+
+    generation: str
+    number: int
     reason: str
 
 

@@ -26,11 +26,14 @@ from rex_ray.control import handlers as do
 from rex_ray.control.commands import ApplyAllocation, Command
 from rex_ray.control.decisions import publish_command
 from rex_ray.control.events import (
+    DrainNoticed,
     Event,
     GroupStarted,
     IncidentReported,
+    MemoryLimited,
     MetricReported,
     RunEnded,
+    SaveAsked,
     SearchFailed,
     SearchFinished,
     StepObserved,
@@ -55,6 +58,7 @@ _ALWAYS: dict[type[Event], Handler] = {
     RunEnded: do.end_run,
     MetricReported: do.note_metric,
     IncidentReported: do.note_metric,
+    MemoryLimited: do.limit_memory,
     SearchFinished: do.end_search,
     SearchFailed: do.end_search,
     TrialProposed: do.request_trial,
@@ -67,6 +71,8 @@ TRANSITIONS: Mapping[type[Phase], Mapping[type[Event], Handler]] = {
         StepObserved: do.drop_event,
         TelemetryGap: do.drop_event,
         WorkerLost: do.drop_event,
+        DrainNoticed: do.drop_event,
+        SaveAsked: do.drop_event,
     },
     Starting: _ALWAYS
     | {
@@ -74,6 +80,8 @@ TRANSITIONS: Mapping[type[Phase], Mapping[type[Event], Handler]] = {
         StepObserved: observe_step,
         TelemetryGap: do.miss_telemetry,
         WorkerLost: do.lose_worker,
+        DrainNoticed: do.request_save,
+        SaveAsked: do.request_save,
     },
     Running: _ALWAYS
     | {
@@ -81,6 +89,8 @@ TRANSITIONS: Mapping[type[Phase], Mapping[type[Event], Handler]] = {
         StepObserved: observe_step,
         TelemetryGap: do.miss_telemetry,
         WorkerLost: do.lose_worker,
+        DrainNoticed: do.request_save,
+        SaveAsked: do.request_save,
     },
     Switching: _ALWAYS
     | {
@@ -88,6 +98,8 @@ TRANSITIONS: Mapping[type[Phase], Mapping[type[Event], Handler]] = {
         StepObserved: observe_step,
         TelemetryGap: do.miss_telemetry,
         WorkerLost: do.lose_worker,
+        DrainNoticed: do.request_save,
+        SaveAsked: do.request_save,
     },
     Ended: {},
 }

@@ -16,11 +16,14 @@ from rex_ray.core.observations import StepObserved, TelemetryGap
 from rex_ray.core.types import Allocation, Problem
 
 __all__ = [
+    "DrainNoticed",
     "Event",
     "GroupStarted",
     "IncidentReported",
+    "MemoryLimited",
     "MetricReported",
     "RunEnded",
+    "SaveAsked",
     "SearchFailed",
     "SearchFinished",
     "StepObserved",
@@ -84,6 +87,31 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainNoticed:
+    """A node with workers on it is about to be taken away; noticed again when its time has nearly come.
+
+    Attributes:
+        generation: the group that runs there.
+        ranks: its ranks on that node.
+        left_us: time until it goes; None where nobody said.
+        reason: who takes it away, as far as is known.
+    """
+
+    generation: str
+    ranks: tuple[int, ...]
+    left_us: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveAsked:
+    """Somebody outside of the loop wants the group to save."""
+
+    generation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
     """Time passed. The controller knows no other clock. ``now_us`` counts from the driver's start, never back."""
 
@@ -118,6 +146,24 @@ class IncidentReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimited:
+    """A worker ran out of memory, which ends its group: later groups give its kind of device fewer rows.
+
+    True whatever group it comes from, and however late.
+
+    Attributes:
+        device: the worker's kind of device.
+        num_rows: its share of the step.
+    """
+
+    generation: str
+    rank: int
+    step: int
+    device: str
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """Training ended; ``reason`` is ``"finished"``, ``"failed: ..."`` or ``"interrupted"``."""
 
@@ -131,9 +177,12 @@ Event: TypeAlias = (
     | SearchFinished
     | SearchFailed
     | WorkerLost
+    | DrainNoticed
+    | SaveAsked
     | TelemetryGap
     | Ticked
     | MetricReported
     | IncidentReported
+    | MemoryLimited
     | RunEnded
 )

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rex_ray.control.commands import ApplyAllocation, Command
+from rex_ray.control.commands import ApplyAllocation, Command, RequestCheckpoint
 from rex_ray.control.decisions import ask, cancel_searches, fault_of, publish, publish_command
 from rex_ray.control.events import (
+    DrainNoticed,
     Event,
     GroupStarted,
     IncidentReported,
+    MemoryLimited,
     MetricReported,
     RunEnded,
+    SaveAsked,
     SearchFailed,
     SearchFinished,
     TelemetryGap,
@@ -40,20 +43,24 @@ from rex_ray.core.errors import IllegalEventError, InfeasibleError
 from rex_ray.core.observations import SearchResult, TrialRequested
 from rex_ray.core.types import Allocation
 from rex_ray.policies.base import Proposal
-from rex_ray.policies.limits import equal_shares, resumed_shares
+from rex_ray.policies.limits import equal_shares, resumed_shares, whole_rows
 
 __all__ = [
     "begin_group",
     "drop_event",
     "end_run",
     "end_search",
+    "limit_memory",
     "lose_worker",
     "miss_telemetry",
     "note_metric",
     "remind_group",
+    "request_save",
     "request_trial",
     "tell_time",
 ]
+
+_REMEMBERED_GROUPS = 16
 
 
 def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Outcome:
@@ -61,6 +68,11 @@ def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Ou
     phase = state.phase
     if isinstance(phase, Starting | Running | Switching) and phase.group.generation == event.generation:
         return _answer_again(state, phase)
+    if event.generation in state.earlier:
+        return drop(state, "GroupStarted of an earlier group")
+    event = replace(event, problem=state.row_limits.within(event.problem))
+    if fault := state.row_limits.fault_of(event.problem):
+        raise InfeasibleError(fault)
     first, policy_state = rules.policy.init(event.problem, state.policy_state, event.allocation)
     if rules.mode == "advise":
         first = _unadvised(event, first)
@@ -86,16 +98,30 @@ def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Ou
         last_reason=pending.reason,
         unheeded={},
         gauge=Gauge(),
+        last_generation=event.generation,
+        earlier=_superseded(state, event.generation),
     )
     decided = Decided(step=event.step - 1, kind="first", reason=pending.reason, version=version, proposal=first)
     cancelled: tuple[Command, ...] = cancel_searches(state, "another worker group formed")
     return Outcome(state=begun, commands=(*cancelled, publish_command(group, pending)), notes=(decided,))
 
 
+def _superseded(state: ControllerState, generation: str) -> tuple[str, ...]:
+    """The groups whose place was taken, the newest last: one of them that asks late must not take it back.
+
+    A group that was only lost is none of them yet: perhaps it was not lost after all.
+    """
+    last = state.last_generation
+    earlier = state.earlier if last in (None, generation) else (*state.earlier, last)
+    return earlier[-_REMEMBERED_GROUPS:]
+
+
 def _first_reason(event: GroupStarted, first: Proposal) -> str:
     resumed, rows = event.allocation, first.global_batch_size
-    if resumed is None or rows == resumed.global_batch_size:
+    if resumed is None:
         return "first allocation of the group"
+    if rows == resumed.global_batch_size:
+        return f"first allocation of the group: the {rows} rows resumed from are kept"
     return (
         f"first allocation of the group: {rows} rows, since it cannot run the {resumed.global_batch_size} rows "
         f"resumed from, learning rate x{first.lr_factor:.4g} instead of x{resumed.lr_factor:.4g}"
@@ -111,7 +137,7 @@ def _unadvised(event: GroupStarted, advised: Proposal) -> Proposal:
     if current is None:
         return Proposal(local_batch_sizes=equal_shares(event.problem, event.problem.global_batch_size))
     is_cut = advised.global_batch_size < current.global_batch_size
-    rows = advised.global_batch_size if is_cut else current.global_batch_size
+    rows = advised.global_batch_size if is_cut else whole_rows(event.problem, current.global_batch_size)
     shares = resumed_shares(event.problem, current, rows) or equal_shares(event.problem, rows)
     return Proposal(local_batch_sizes=shares, lr_factor=advised.lr_factor if is_cut else current.lr_factor)
 
@@ -135,6 +161,21 @@ def lose_worker(rules: Rules, state: ControllerState, event: WorkerLost) -> Outc
     return Outcome(state=replace(_without_searches(state), phase=waiting, gauge=Gauge()), commands=commands)
 
 
+def request_save(rules: Rules, state: ControllerState, event: DrainNoticed | SaveAsked) -> Outcome:
+    """The group is to save: somebody asks for it, or what was trained since the last save is about to be lost."""
+    if event.generation != _generation(state):
+        return drop_event(rules, state, event)
+    reason = event.reason if isinstance(event, SaveAsked) else _farewell(event)
+    command = RequestCheckpoint(generation=event.generation, number=state.num_events, reason=reason)
+    return Outcome(state=state, commands=(command,))
+
+
+def _farewell(event: DrainNoticed) -> str:
+    when = "soon" if event.left_us is None else f"in {event.left_us / 1e6:.0f} s"
+    who = f"rank{'s' if len(event.ranks) > 1 else ''} {', '.join(map(str, event.ranks))}"
+    return f"{who} will be taken away {when} ({event.reason})"
+
+
 def end_run(_: Rules, state: ControllerState, event: RunEnded) -> Outcome:
     """The run is over; its searches have nothing left to improve."""
     commands = cancel_searches(state, "the run ended")
@@ -145,6 +186,11 @@ def note_metric(_: Rules, state: ControllerState, event: MetricReported | Incide
     """Metrics and incidents are for the journal; no decision depends on them."""
     del event
     return Outcome(state=state)
+
+
+def limit_memory(_: Rules, state: ControllerState, event: MemoryLimited) -> Outcome:
+    """A worker ran out of memory: what the present group runs it will not run for long, the next one keeps off it."""
+    return Outcome(state=replace(state, row_limits=state.row_limits.with_failure(event.device, event.num_rows)))
 
 
 def drop_event(_: Rules, state: ControllerState, event: Event) -> Outcome:

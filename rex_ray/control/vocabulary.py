@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rex_ray.control import commands, events, notes, phases
 from rex_ray.control.codec import Codec
-from rex_ray.core import curves, memory, search_problem, step_time, types
+from rex_ray.core import curves, memory, row_limits, search_problem, step_time, types
 from rex_ray.policies import (
     base,
     composition,
@@ -31,14 +31,18 @@ CODEC = Codec(
         curves.StepTimeCurve,
         memory.KindMemory,
         memory.MemoryBook,
+        row_limits.RowLimits,
         search_problem.SearchProblem,
         step_time.LearntShape,
         step_time.StepTimeBook,
         # events
+        events.DrainNoticed,
         events.GroupStarted,
         events.IncidentReported,
+        events.MemoryLimited,
         events.MetricReported,
         events.RunEnded,
+        events.SaveAsked,
         events.SearchFailed,
         events.SearchFinished,
         events.StepObserved,

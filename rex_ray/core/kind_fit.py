@@ -14,7 +14,7 @@ import numpy as np
 
 from rex_ray.core.curves import FIXED_SHARE, StepTimeCurve, fit_curve
 from rex_ray.core.median import median
-from rex_ray.core.types import FloatArray, IntArray, read_only
+from rex_ray.core.types import FloatArray, IntArray, LearntShape, read_only
 
 __all__ = ["KindFit", "LearntShape", "SizeMedians", "distinct_sizes", "fit_kind"]
 
@@ -29,16 +29,6 @@ _NOISE_PRIOR_COUNT = 8.0
 _MIN_Z, _MIN_LOG_SCALE = 3.0, 0.015
 # A shape from an earlier group: evidence, but never worth more than these samples per size.
 _LEARNT_WEIGHT = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearntShape:
-    """One kind's shape as an earlier worker group left it: times at up to 8 sizes, and how much they count."""
-
-    device: str
-    num_rows: tuple[float, ...]
-    own_s: tuple[float, ...]
-    weights: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,6 +10,7 @@ scale has changed shows at a size that goes on being run; at a new size it could
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -190,13 +191,27 @@ class StepTimeBook:
 
     def carry_over(self, devices: tuple[str, ...]) -> StepTimeBook:
         """Return the book of a new worker group: shapes per kind are kept, everything per rank is dropped."""
+        return replace(StepTimeBook.empty(devices), learnt=self.shapes)
+
+    @property
+    def shapes(self) -> tuple[LearntShape, ...]:
+        """What is known of each kind of device, by its name: what the next group, or the next job, begins with."""
         shapes = {shape.device: shape for shape in self.learnt}
         measured = {device for device, counts in zip(self.devices, self.counts, strict=True) if counts.any()}
         # A kind that this group measured nothing of is passed on as it came: fitting a fit again would smooth it away.
         for device, fit in _fit_all(self.settled).items():
             if device in measured:
                 shapes[device] = fit.as_learnt(device)
-        return replace(StepTimeBook.empty(devices), learnt=tuple(shapes[device] for device in sorted(shapes)))
+        return tuple(shapes[device] for device in sorted(shapes))
+
+    def with_learnt(self, shapes: Iterable[LearntShape]) -> StepTimeBook:
+        """Return a book that also knows what others learnt, of kinds of which it knows nothing itself."""
+        known = {shape.device for shape in self.shapes}
+        news = [shape for shape in shapes if shape.device not in known]
+        if not news:
+            return self
+        learnt = sorted((*self.learnt, *news), key=lambda shape: shape.device)
+        return replace(self, learnt=tuple(learnt))
 
     @property
     def is_complete(self) -> bool:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.queue import Queue
 
 from rex_ray.core.errors import InfeasibleError, LinkError
 from rex_ray.core.types import Allocation
 from rex_ray.train.telemetry import Poller, Pump, first_line, pump_interval_s
-from rex_ray.worker.link import GroupInfo, Record
+from rex_ray.worker.link import GroupInfo, Record, SaveRequest
 
 __all__ = ["RayLink"]
 
 _RETRY_S = 0.5
 _LEAST_STOP_S = 1.0
+_STATUS_LIMIT_S = 5.0
 
 
 class RayLink:
@@ -35,6 +37,7 @@ class RayLink:
         self._control = control
         self._pump = Pump(queue, rank, pump_interval_s(world_size))
         self._poller: Poller | None = None
+        self._row_limits: Mapping[str, int] = {}
 
     def started(self, generation: str) -> None:
         """Start to carry records."""
@@ -54,6 +57,7 @@ class RayLink:
             self._listen(group, None)
             raise
         self._listen(group, first)
+        self._hear_row_limits()
         return first
 
     def send(self, records: Sequence[Record]) -> None:
@@ -63,6 +67,14 @@ class RayLink:
     def latest(self) -> Allocation | None:
         """Return the newest allocation that was published since the group joined; never waits."""
         return None if self._poller is None else self._poller.newest
+
+    def save_request(self) -> SaveRequest | None:
+        """Return the newest request for a save; never waits."""
+        return None if self._poller is None else self._poller.save
+
+    def row_limits(self) -> Mapping[str, int]:
+        """Return what the controller had learnt of memories when the group joined; never waits."""
+        return self._row_limits
 
     def close(self, timeout_s: float) -> None:
         """Send what waits and stop both threads, within the limit."""
@@ -88,6 +100,11 @@ class RayLink:
                 time.sleep(_RETRY_S)
             else:
                 return first
+
+    def _hear_row_limits(self) -> None:
+        """Learn what to save of earlier groups' memories; a save without it costs no more than a restart."""
+        with contextlib.suppress(RayError):
+            self._row_limits = ray.get(self._control.status.remote(), timeout=_STATUS_LIMIT_S).row_limits
 
     def _listen(self, group: GroupInfo, known: Allocation | None) -> None:
         self._poller = Poller(self._control, group, known)

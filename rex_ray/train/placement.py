@@ -18,6 +18,7 @@ from rex_ray.core.errors import ConfigError
 
 __all__ = [
     "Node",
+    "check_elastic",
     "check_placement",
     "devices_asked_for",
     "label_selectors",
@@ -86,6 +87,25 @@ def check_placement(scaling: ScalingConfig, timeout_s: float) -> None:
             if time.monotonic() >= deadline:
                 raise ConfigError(_complaint(nodes, missing, bundle, timeout_s))
             time.sleep(min(_POLL_S, max(deadline - time.monotonic(), 0.0)))
+
+
+def check_elastic(scaling: ScalingConfig) -> None:
+    """Refuse what keeps an elastic group from ever growing or shrinking.
+
+    Raises:
+        ConfigError: a list of label selectors with a range of workers: Ray Train gives a smaller group the first ones
+            of the list, and waits for ever for the node that it has lost.
+    """
+    if scaling.min_workers < scaling.max_workers and isinstance(scaling.label_selector, list):
+        kinds: dict[str, list[str]] = {}
+        for selector in scaling.label_selector:
+            for key, value in selector.items():
+                kinds.setdefault(key, []).append(value)
+        one = {key: f"in({', '.join(dict.fromkeys(values))})" for key, values in kinds.items()}
+        raise ConfigError(
+            f"num_workers={scaling.num_workers} with one label selector per worker cannot shrink: give one selector "
+            f"for all, such as label_selector={one}"
+        )
 
 
 def devices_asked_for(scaling: ScalingConfig, device_label: str) -> list[str] | None:

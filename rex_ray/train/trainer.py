@@ -23,10 +23,12 @@ from ray.util.queue import Queue
 from rex_ray.config import RexConfig
 from rex_ray.core.errors import LinkError
 from rex_ray.train.control_actor import ControlActor
-from rex_ray.train.control_host import ControlStatus
+from rex_ray.train.control_status import ControlStatus
 from rex_ray.train.journal_files import new_journal_dir, run_directory
-from rex_ray.train.placement import check_placement, devices_asked_for
+from rex_ray.train.placement import check_elastic, check_placement, devices_asked_for
+from rex_ray.train.profile_files import profiles_to_begin_with, read_profiles
 from rex_ray.train.telemetry import first_line
+from rex_ray.train.waits import quick_restarts
 from rex_ray.train.worker_loop import TrainLoop, Wiring, run_worker
 
 __all__ = ["RexTrainer"]
@@ -35,6 +37,7 @@ logger = logging.getLogger("rex_ray")
 
 _START_LIMIT_S = 60.0
 _FINISH_LIMIT_S = 15.0
+_ASK_LIMIT_S = 2.0
 _MOST_QUEUED_BATCHES = 10_000
 
 
@@ -54,7 +57,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
 
     Raises:
         ConfigError: no workers, a global batch below the workers or above the rows, shares set by hand that do not
-            sum to it.
+            sum to it; an elastic group with a selector for each worker; ``learn_from`` without profiles.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         dataset_size: int | None = None,
         backend: str | None = None,
     ) -> None:
+        check_elastic(scaling_config)
         rex_config.check_group(scaling_config.min_workers)
         devices = devices_asked_for(scaling_config, rex_config.device_label)
         rex_config.check_group(scaling_config.max_workers, dataset_size, devices)
@@ -75,6 +79,9 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         self._train_loop = train_loop
         self._journal_dir: Path | None = None
         self._status: ControlStatus | None = None
+        self._control: Any = None
+        if rex_config.learn_from is not None:
+            read_profiles(rex_config.learn_from)
         # A copy: fit() adds a callback of its own.
         own_run_config = dataclasses.replace(run_config) if run_config else RunConfig()
         super().__init__(
@@ -100,6 +107,27 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         """How the controller was at the end of the last ``fit``; None before, or if it gave no answer."""
         return self._status
 
+    def request_save(self, reason: str = "the driver asked") -> bool:
+        """Have the workers save before one of their next steps, while ``fit`` runs in another thread.
+
+        Args:
+            reason: why, for the journal.
+
+        Returns:
+            Whether a worker group was there to be asked. That it has saved stands in the journal, and as a checkpoint.
+
+        Raises:
+            LinkError: the control actor did not answer.
+        """
+        control = self._control
+        if control is None:
+            return False
+        try:
+            is_asked: bool = ray.get(control.request_save.remote(reason), timeout=_START_LIMIT_S)
+        except RayError as error:
+            raise LinkError(f"the control actor could not be asked for a save: {first_line(error)}") from error
+        return is_asked
+
     def fit(self) -> Result:
         """Train; return Ray Train's result.
 
@@ -112,7 +140,8 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         if not ray.is_initialized():
             ray.init()
         check_placement(self.scaling_config, self.rex_config.placement_timeout_s)
-        with _sigint_given_back(), self._controlled() as (control, queue):
+        waits = quick_restarts(self.scaling_config, self.run_config.failure_config)
+        with _sigint_given_back(), waits, self._controlled() as (control, queue):
             wiring = Wiring(
                 options=self.rex_config.worker_options(),
                 device_label=self.rex_config.device_label,
@@ -136,18 +165,20 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             LinkError: the control actor did not start within the limit.
         """
         self._status = None
+        learnt = profiles_to_begin_with(self.rex_config.learn_from, self.run_dir)
         self._journal_dir = new_journal_dir(self.run_dir)
         here = {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
         run_id = uuid.uuid4().hex[:12]
         reason = "interrupted"
         with contextlib.ExitStack() as stack:
             queue_name = f"rex_ray-queue-{run_id}"
-            queue = Queue(_MOST_QUEUED_BATCHES, actor_options={"name": queue_name, **here})
+            # It may be lost with what it holds, and comes back empty.
+            queue = Queue(_MOST_QUEUED_BATCHES, actor_options={"name": queue_name, "max_restarts": -1, **here})
             stack.callback(_kill, queue.actor)
             control = (
                 ray.remote(ControlActor)
                 .options(name=f"rex_ray-control-{run_id}", max_restarts=-1, max_concurrency=100, **here)
-                .remote(self.rex_config, queue_name, str(self._journal_dir))
+                .remote(self.rex_config, queue_name, str(self._journal_dir), learnt)
             )
             stack.callback(_kill, control)
             try:
@@ -155,12 +186,14 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             except GetTimeoutError:
                 raise LinkError(f"the control actor did not start within {_START_LIMIT_S:g} s") from None
             try:
+                self._control = control
                 yield control, queue
                 reason = "finished"
             except Exception as error:
                 reason = f"failed: {first_line(error)}"
                 raise
             finally:
+                self._control = None
                 self._finish(control, reason)
 
     def _finish(self, control: Any, reason: str) -> None:
@@ -180,9 +213,18 @@ class _LossTeller(UserCallback):  # type: ignore[misc]
         self._control = control
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Pass on who failed; not waited for."""
+        """Pass on who failed, and of which group: this may arrive when the next one has joined already.
+
+        No other group forms while this waits, so an answer within the limit is of the group that lost them. An actor
+        that is down gives none, and hears of the loss by the next group.
+        """
         del run_context
-        self._control.lost.remote({rank: first_line(error) for rank, error in worker_exceptions.items()})
+        try:
+            generation = self._control.generation.remote().future().result(_ASK_LIMIT_S)
+        except (RayError, TimeoutError):
+            logger.warning("the control actor does not answer; that ranks failed it learns from the next group")
+            return
+        self._control.lost.remote(generation, {rank: first_line(error) for rank, error in worker_exceptions.items()})
 
 
 def _kill(actor: Any) -> None:

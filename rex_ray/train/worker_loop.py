@@ -19,6 +19,7 @@ from ray.train import Checkpoint
 from ray.util.queue import Queue
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.train.drains import node_tag
 from rex_ray.train.link import RayLink
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.session import open_session
@@ -126,7 +127,7 @@ def call_loop(loop: TrainLoop, config: dict[str, Any]) -> Any:
 
 def _node_name() -> str:
     """The machine's name and Ray's for it: several nodes may share a machine."""
-    return f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:6]}"
+    return f"{socket.gethostname()}/{node_tag(ray.get_runtime_context().get_node_id())}"
 
 
 def _log_to_console() -> None:

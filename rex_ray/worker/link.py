@@ -13,7 +13,16 @@ from typing import Any, Protocol, TypeAlias
 from rex_ray.core.apportion import rows_per_rank
 from rex_ray.core.types import Allocation, OptimizerFamily, StepRecord, WorkerSpec
 
-__all__ = ["ControlLink", "GroupInfo", "IncidentRecord", "MetricRecord", "NullLink", "Record", "Reporter"]
+__all__ = [
+    "ControlLink",
+    "GroupInfo",
+    "IncidentRecord",
+    "KindLimit",
+    "MetricRecord",
+    "NullLink",
+    "Record",
+    "SaveRequest",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,20 +32,22 @@ class GroupInfo:
     Attributes:
         generation: identity of the group (a uuid that rank 0 drew).
         workers: every member, in rank order.
-        dataset_size: rows of the training set.
+        dataset_size: rows of the training set; None where ranks bring streams that nobody has counted.
         global_batch_size: reference batch, after clamping to a small data set where that was asked for.
         step: next optimizer step (not 0 after a resume).
         allocation: allocation of the checkpoint that training resumes from, or None.
         optimizer: what the gradient is given to, and so how its norms are measured.
+        local_batch_multiple: what every share is a multiple of.
     """
 
     generation: str
     workers: tuple[WorkerSpec, ...]
-    dataset_size: int
+    dataset_size: int | None
     global_batch_size: int
     step: int
     allocation: Allocation | None
     optimizer: OptimizerFamily = "sgd"
+    local_batch_multiple: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +62,14 @@ class MetricRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KindLimit:
+    """A kind of device ran out of memory at a share of ``num_rows`` rows."""
+
+    device: str
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRecord:
     """Something that went wrong on one rank and was dealt with, for the journal and the report.
 
@@ -60,6 +79,7 @@ class IncidentRecord:
         step: optimizer step in hand.
         kind: one of a few short names, e.g. ``"non_finite"``, ``"out_of_memory"``, ``"storage"``.
         message: what happened and what was done, in one sentence.
+        limits: what ran out of memory and ended the group, for later groups to keep off; None for all else.
     """
 
     generation: str
@@ -67,6 +87,20 @@ class IncidentRecord:
     step: int
     kind: str
     message: str
+    limits: KindLimit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """Somebody outside of the loop asks the group to save at its next control boundary.
+
+    Attributes:
+        number: rises with every request of a run; one that is not higher than the last is that one again.
+        reason: why, in a few words.
+    """
+
+    number: int
+    reason: str
 
 
 Record: TypeAlias = StepRecord | MetricRecord | IncidentRecord
@@ -98,20 +132,22 @@ class ControlLink(Protocol):
         """
         ...
 
+    def save_request(self) -> SaveRequest | None:
+        """Return the newest request for a save of this generation; never blocks.
+
+        Only rank 0 is asked.
+        """
+        ...
+
+    def row_limits(self) -> Mapping[str, int]:
+        """Return the most rows that kinds of device are given since they ran out of memory; never blocks.
+
+        Empty on all ranks but 0, and before the group joined.
+        """
+        ...
+
     def close(self, timeout_s: float) -> None:
         """Flush what can be flushed within the limit and stop every thread."""
-        ...
-
-
-class Reporter(Protocol):
-    """Where ``session.report`` delivers; in Ray Train this is ``ray.train.report``, a barrier over all ranks."""
-
-    def report(self, metrics: Mapping[str, Any], state: Mapping[str, Any] | None) -> None:
-        """Deliver metrics and, on a save, the session's state (on every rank; rank 0 writes it)."""
-        ...
-
-    def restore(self) -> Mapping[str, Any] | None:
-        """Return the state of the newest save, or None at a fresh start."""
         ...
 
 
@@ -122,10 +158,13 @@ class NullLink:
         """Return the resumed allocation if it fits the group, else its global batch in equal shares."""
         del timeout_s
         first = group.allocation or Allocation(version=0, local_batch_sizes=(group.global_batch_size,))
-        num_workers = len(group.workers)
-        if len(first.local_batch_sizes) == num_workers:
+        num_workers, multiple = len(group.workers), group.local_batch_multiple
+        is_whole = not any(share % multiple for share in first.local_batch_sizes)
+        if len(first.local_batch_sizes) == num_workers and is_whole:
             return first
-        return replace(first, local_batch_sizes=rows_per_rank(first.global_batch_size, [1] * num_workers))
+        num_units = max(first.global_batch_size // multiple, 1)
+        shares = tuple(units * multiple for units in rows_per_rank(num_units, [1] * num_workers))
+        return replace(first, local_batch_sizes=shares)
 
     def started(self, generation: str) -> None:
         """Nothing to prepare."""
@@ -136,6 +175,14 @@ class NullLink:
     def latest(self) -> Allocation | None:
         """Nothing is ever published."""
         return None
+
+    def save_request(self) -> SaveRequest | None:
+        """Nobody asks."""
+        return None
+
+    def row_limits(self) -> Mapping[str, int]:
+        """Nothing was learnt."""
+        return {}
 
     def close(self, timeout_s: float) -> None:
         """Nothing to flush."""

@@ -94,15 +94,26 @@ class SplineSplit:
     def init(
         self, problem: Problem, prior: SplineSplitState | None, current: Allocation | None, global_batch_size: int
     ) -> tuple[tuple[int, ...], SplineSplitState]:
-        """Begin with the shares resumed from, else those that curves learnt earlier ask for, else equal ones."""
+        """Begin with shares for the devices that there are now, as far as anything is known of their kinds.
+
+        On the very kinds that an earlier group ran on, rank by rank, these are the shares that it ran last: they may be
+        newer than those of the save. On other ones, the exact split on what is known of each kind. Where some kind is
+        unknown, the shares resumed from, else equal ones.
+        """
         devices = tuple(worker.device for worker in problem.workers)
         book = prior.book.carry_over(devices) if prior else StepTimeBook.empty(devices)
+        book = book.with_learnt(problem.learnt)
         memory = MemoryBook.empty(devices, prior.memory if prior else None)
         fits = memory.max_rows(problem.workers)
-        shares = resumed_shares(problem, current, global_batch_size, fits)
+        shares = None
+        if current is not None and prior is not None and prior.book.devices == devices:
+            newest = current if prior.sizes is None else replace(current, local_batch_sizes=prior.sizes)
+            shares = resumed_shares(problem, newest, global_batch_size, fits)
         if shares is None:
             plan = SplineModel(problem=problem, book=book, memory=memory).exact_plan(global_batch_size)
-            shares = plan.local_batch_sizes if plan else equal_shares(problem, global_batch_size, fits)
+            shares = plan.local_batch_sizes if plan else resumed_shares(problem, current, global_batch_size, fits)
+        if shares is None:
+            shares = equal_shares(problem, global_batch_size, fits)
         state = SplineSplitState(
             problem=problem,
             book=book,

@@ -6,13 +6,15 @@ the data is (epoch, cursor): a group of any size can go on from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections import defaultdict, deque
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import Allocation
 from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.model.replicas import unwrap
@@ -21,6 +23,7 @@ __all__ = [
     "Prepared",
     "Stateful",
     "allocation_of",
+    "load_part",
     "lr_factor_of",
     "position_of",
     "restore_rng",
@@ -60,10 +63,30 @@ class Prepared:
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load(self, state: MutableMapping[str, Any]) -> None:
-        """Load every part that the state holds, and take it out: a second copy of the model is not kept."""
+        """Load every part that the state holds, and take it out: a second copy of the model is not kept.
+
+        Raises:
+            ConfigError: a part does not take what was saved of it.
+        """
         for name, part in self._parts().items():
             if name in state:
-                part.load_state_dict(state.pop(name))
+                load_part(name, part, state.pop(name))
+
+
+def load_part(name: str, part: Stateful, saved: Any) -> None:
+    """Give a part its state back.
+
+    Raises:
+        ConfigError: it does not take it.
+    """
+    try:
+        part.load_state_dict(saved)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise ConfigError(
+            f"the {name} does not take what the save holds of it ({type(error).__name__}: {lines[0]}); resume with "
+            "the code that made the save, or give the run another name to begin anew"
+        ) from error
 
 
 def save_position(position: Position, dataset_size: int | None, seed: int) -> dict[str, Any]:
@@ -80,25 +103,46 @@ def position_of(state: Mapping[str, Any]) -> Position:
     return Position(epoch=saved["epoch"], cursor=saved["cursor"], step=saved["step"])
 
 
-def save_allocation(allocation: Allocation | None) -> dict[str, Any] | None:
-    """Return the allocation as plain values."""
+def save_allocation(allocation: Allocation | None, devices: Sequence[str] = ()) -> dict[str, Any] | None:
+    """Return the allocation as plain values, with the kind of device that each of its shares is for."""
     if allocation is None:
         return None
     return {
         "version": allocation.version,
         "local_batch_sizes": list(allocation.local_batch_sizes),
         "lr_factor": allocation.lr_factor,
+        "devices": list(devices),
     }
 
 
-def allocation_of(state: Mapping[str, Any]) -> Allocation | None:
-    """Return the saved allocation."""
+def allocation_of(state: Mapping[str, Any], devices: Sequence[str] | None = None) -> Allocation | None:
+    """Return the saved allocation.
+
+    Args:
+        state: what was saved.
+        devices: kind of device of each present rank: shares go to the kinds that they were for, since Ray may give
+            rank ``i`` another node than last time; None: as they were saved.
+    """
     saved = state.get("allocation")
     if saved is None:
         return None
-    return Allocation(
-        version=saved["version"], local_batch_sizes=tuple(saved["local_batch_sizes"]), lr_factor=saved["lr_factor"]
-    )
+    shares = tuple(saved["local_batch_sizes"])
+    if devices is not None and (before := saved.get("devices")):
+        shares = shares_by_kind(shares, before, devices)
+    return Allocation(version=saved["version"], local_batch_sizes=shares, lr_factor=saved["lr_factor"])
+
+
+def shares_by_kind(shares: tuple[int, ...], before: Sequence[str], now: Sequence[str]) -> tuple[int, ...]:
+    """Return shares of the kinds ``before``, in the order of the kinds ``now``.
+
+    For other kinds, or other numbers of them, they are no shares at all: what is kept is their sum, as one number.
+    """
+    if sorted(before) != sorted(now):
+        return (sum(shares),)
+    waiting: dict[str, deque[int]] = defaultdict(deque)
+    for kind, share in zip(before, shares, strict=True):
+        waiting[kind].append(share)
+    return tuple(waiting[kind].popleft() for kind in now)
 
 
 def lr_factor_of(state: Mapping[str, Any]) -> float:
