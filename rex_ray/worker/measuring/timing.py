@@ -114,6 +114,11 @@ class StepTimer:
             self._pause_s += now_s() - began_s
 
     @property
+    def reducing(self) -> bool:
+        """Whether the last local gradient is there and its reduction has not ended."""
+        return self._stop is not None
+
+    @property
     def measured(self) -> bool:
         """Whether there was a reduction to measure up to."""
         return bool(self._sync)

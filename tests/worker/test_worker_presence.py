@@ -1,0 +1,316 @@
+"""Who waited for whom: a wait that fails names the ranks that keep the others waiting, and what they last did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from gloo_group import GlooGroup, RankError
+from scripted import Rows, ScriptedLink, opened, two_layers
+
+from rex_ray.core.errors import LinkError
+from rex_ray.worker.group.last_words import Account, Heard, Word, give_account
+from rex_ray.worker.link import IncidentRecord
+
+LIMIT_S = 1.5
+# Beyond the limit: hearing out the others, and a machine that does other things too.
+TOLD_WITHIN_S = LIMIT_S + 6.0
+
+
+def heard(doing: str, *, age_s: float = 0.5, for_s: float = 3.0, **more: Any) -> Heard:
+    return Heard(word=Word(beat=7, doing=doing, for_s=for_s, **more), age_s=age_s)
+
+
+def account(others: dict[int, Heard], **more: Any) -> Account:
+    settings = {"silent_after_s": 3.0, "store_silent_s": None} | more
+    return give_account(0, "the control message of step 40", others, **settings)
+
+
+def test_the_silent_is_named_with_what_it_did_last_and_the_waiting_are_not_blamed() -> None:
+    same = {"waits_for": "the control message of step 40"}
+    told = account(
+        {
+            1: heard("between batches, before step 40", **same),
+            2: heard("at step 39, in its backward pass", age_s=31.2),
+            3: heard("between batches, before step 40", **same),
+        }
+    )
+    assert told.text == (
+        "rank 2 was last heard of 31 s ago, at step 39, in its backward pass; ranks 1 and 3 wait as well"
+    )
+    assert told.missing == (2,)
+    assert told.first_witness
+
+
+def test_a_rank_that_computes_left_never_came_or_waits_for_something_else_is_told_apart() -> None:
+    told = account(
+        {
+            1: heard("at step 39, in its forward pass", for_s=20.0),
+            2: heard("at step 39", left="left after ArithmeticError: odd"),
+            3: Heard(word=None, age_s=20.0),
+            4: heard("at step 39", waits_for="session.pool"),
+        }
+    )
+    assert told.text == (
+        "rank 3 was never heard of; rank 2 left after ArithmeticError: odd; rank 1 is alive and has been at step 39, "
+        "in its forward pass for 20 s; rank 4 waits for session.pool instead"
+    )
+    assert told.missing == (1, 2, 3)
+
+
+def test_a_rank_that_gave_up_the_same_wait_counts_as_waiting() -> None:
+    gave_up = heard("x", age_s=60.0, left="left after LinkError: ...", waits_for="the control message of step 40")
+    assert account({1: gave_up, 2: Heard(word=None, age_s=1.0)}).missing == (2,)
+
+
+def test_a_store_that_is_silent_accuses_rank_0_unless_it_said_goodbye() -> None:
+    told = give_account(2, "x", {0: heard("y"), 1: heard("z", waits_for="x")}, silent_after_s=3.0, store_silent_s=18.0)
+    assert told.text.startswith("the store on rank 0, where ranks leave word, has not answered for 18 s, so rank 0's")
+    assert told.missing == (0,)
+    assert not told.first_witness
+    goodbye = {0: heard("y", left="has ended its loop"), 1: heard("z", waits_for="x")}
+    told = give_account(2, "x", goodbye, silent_after_s=3.0, store_silent_s=18.0)
+    assert told.text == "rank 0 has ended its loop; rank 1 waits as well"
+
+
+# --- real ranks
+
+
+@contextlib.contextmanager
+def told_in_time() -> Iterator[list[Any]]:
+    """Collect the LinkError that the block ends with, and how long the block took."""
+    began_s = time.monotonic()
+    told: list[Any] = []
+    try:
+        yield told
+    except LinkError as error:
+        told += [str(error), time.monotonic() - began_s]
+
+
+def steps(session: Any, misbehave: Callable[[int], None], backward: Callable[[int], None] | None = None) -> None:
+    """Train; ``misbehave`` is called with the step before the forward pass, ``backward`` inside the backward pass."""
+    model = two_layers()
+    ddp, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for step, (_, inputs, targets) in enumerate(session.loader(Rows(120))):
+        misbehave(step)
+        outputs = ddp(inputs)
+        if backward is not None:
+            outputs.register_hook(lambda _, step=step: backward(step))
+        F.mse_loss(outputs, targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def all_that_can_happen(rank: int) -> dict[str, list[Any]]:
+    """One mishap after the other, all survived by the processes."""
+    happened: dict[str, list[Any]] = {}
+    limits = {"collective_timeout_s": LIMIT_S, "control_interval_steps": 1}
+    link = ScriptedLink((4, 4, 4))
+
+    with told_in_time() as happened["sleeps"], opened(link, **limits) as session:
+        steps(session, lambda step: time.sleep(2.5 * LIMIT_S * (rank == 2 and step == 3)))
+    happened["incidents"] = [r.message for r in link.records if isinstance(r, IncidentRecord) and r.kind == "waiting"]
+    meet()
+
+    with told_in_time() as happened["calls another"], opened(**limits) as session:
+        if rank == 1:
+            session.report({"loss": 1.0})
+        session.pool(1, 1)
+    meet()
+
+    def raise_once(step: int) -> None:
+        if rank == 1 and step == 2:
+            raise ArithmeticError("an odd number")
+
+    with contextlib.suppress(ArithmeticError), told_in_time() as happened["raises"], opened(**limits) as session:
+        steps(session, raise_once)
+    meet()
+
+    with told_in_time() as happened["never opens"]:
+        if rank != 0:
+            with opened(preflight_timeout_s=1.0, **limits):
+                pass
+        else:
+            from rex_ray.worker.group import board
+
+            next(board._sessions)
+    meet()
+
+    pids = all_pids(rank)
+
+    def stop(step: int) -> None:
+        if step == 2 and rank == 2:
+            time.sleep(2.5 * LIMIT_S / 10)  # long enough to say where it is
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with told_in_time() as happened["stopped"], opened(**limits) as session:
+        steps(session, lambda _: None, stop)
+    if rank == 0:
+        os.kill(pids[2], signal.SIGCONT)
+    meet()
+
+    def stop_the_store(step: int) -> None:
+        if step == 2 and rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with told_in_time() as happened["store stopped"], opened(**limits) as session:
+        steps(session, lambda _: None, stop_the_store)
+    if rank != 0:
+        time.sleep(1.0)  # both have told their story
+        os.kill(pids[0], signal.SIGCONT)
+    meet()
+    return happened
+
+
+def killed_in_backward(rank: int) -> None:
+    def kill(step: int) -> None:
+        if step == 2 and rank == 1:
+            time.sleep(2.5 * LIMIT_S / 10)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with opened(collective_timeout_s=LIMIT_S) as session:
+        steps(session, lambda _: None, kill)
+
+
+_meetings = iter(range(1000))
+
+
+def meet() -> None:
+    """Wait for all ranks by the store, which outlives every broken group."""
+    import torch.distributed as dist
+
+    store: Any = dist.group.WORLD.get_group_store()
+    name = f"meeting/{next(_meetings)}"
+    store.add(name, 1)
+    deadline = time.monotonic() + 40.0
+    while store.add(name, 0) < 3:
+        assert time.monotonic() < deadline, "the ranks did not meet"
+        time.sleep(0.05)
+
+
+def all_pids(rank: int) -> list[int]:
+    with opened() as session:
+        return session.pool_sum(torch.tensor([os.getpid() * (k == rank) for k in range(3)])).tolist()
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[GlooGroup]:
+    group = GlooGroup(3)
+    yield group
+    group.stop()
+
+
+@pytest.fixture(scope="module")
+def mishaps(three: GlooGroup) -> Callable[[str], list[list[Any]]]:
+    """What each rank was told of each mishap, from one run of three processes."""
+    results = three.run(all_that_can_happen, limit_s=100.0)
+    return lambda name: [result[name] for result in results]
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+class TestWaits:
+    def test_a_rank_that_sleeps_is_named_within_the_limit_and_the_others_wait(self, mishaps: Any) -> None:
+        for rank, other in ((0, 1), (1, 0)):
+            message, took_s = mishaps("sleeps")[rank]
+            assert took_s < TOLD_WITHIN_S + 3.0  # opening the session, and three steps
+            assert message.startswith(f"rank {rank} waited")
+            assert "for the gradient of step 3" in message
+            assert "rank 2 is alive and has been at step 3, in its forward pass for" in message
+            assert f"rank {other} waits as well" in message
+
+    def test_a_long_wait_is_an_incident_before_it_is_an_error_and_told_by_one_rank(self, mishaps: Any) -> None:
+        by_rank = mishaps("incidents")
+        assert [len(told) for told in by_rank] == [1, 0, 0]
+        assert "rank 0 has waited" in by_rank[0][0]
+        assert "rank 2" in by_rank[0][0]
+
+    def test_ranks_that_make_different_calls_are_told_which(self, mishaps: Any) -> None:
+        (zero, _), _, _ = mishaps("calls another")
+        assert "for session.pool" in zero
+        assert "rank 1 waits for session.report instead" in zero
+        assert "same calls at the same places" in zero
+
+    def test_a_rank_that_raised_is_named_with_its_error_and_nobody_waits_out_the_limit(self, mishaps: Any) -> None:
+        (zero, _), nothing, (two, _) = mishaps("raises")
+        assert nothing == []  # its own error, not ours
+        for message in (zero, two):
+            assert "rank 1 left after ArithmeticError: an odd number" in message
+
+    def test_a_rank_that_never_opens_its_session_is_named_before_any_collective(self, mishaps: Any) -> None:
+        _, (one, took_s), (two, _) = mishaps("never opens")
+        assert took_s < 1.0 + 6.0
+        for message in (one, two):
+            assert "all ranks to open their sessions" in message
+            assert "rank 0 was never heard of" in message
+
+    def test_f1_a_rank_stopped_in_mid_backward_is_named_with_the_step(self, mishaps: Any) -> None:
+        for rank in (0, 1):
+            message, took_s = mishaps("stopped")[rank]
+            assert took_s < TOLD_WITHIN_S + 3.0
+            assert "rank 2 was last heard of" in message
+            assert "at step 2, in its backward pass" in message
+
+    def test_f1_a_stopped_rank_0_takes_the_store_with_it_and_the_others_say_so(self, mishaps: Any) -> None:
+        for rank in (1, 2):
+            message, took_s = mishaps("store stopped")[rank]
+            assert took_s < TOLD_WITHIN_S + 3.0
+            assert "the store on rank 0, where ranks leave word, has not answered" in message
+
+    def test_f1_a_rank_killed_in_mid_backward_is_named_by_the_others_at_once(self, three: GlooGroup) -> None:
+        with pytest.raises(RankError) as raised:
+            three.run(killed_in_backward, limit_s=60.0)
+        zero, one, two = raised.value.errors
+        assert one == "the process died"
+        for text in (zero, two):
+            assert text is not None
+            message = text.strip().splitlines()[-1]
+            assert "LinkError: rank" in message
+            assert "for the gradient of step 2" in message
+            assert "rank 1 was last heard of" in message
+            assert "at step 2, in its backward pass" in message
+
+
+def test_nobody_is_listened_to_while_nobody_waits() -> None:
+    from rex_ray.worker.group.last_words import Activity
+    from rex_ray.worker.group.presence import Presence
+
+    class Counting:
+        on_rank_0 = False
+        reads = writes = 0
+
+        def write(self, rank: int, text: str) -> None:
+            self.writes += 1
+
+        def read(self, ranks: Any) -> dict[int, bytes]:
+            self.reads += 1
+            return {1: Word(beat=self.reads, doing="at step 3", for_s=0.0).encode().encode()}
+
+    board: Any = Counting()
+    presence = Presence(0, 2, limit_s=0.5, board=board)
+    presence.activity = lambda: Activity(doing="at step 3, in its forward pass")
+    time.sleep(0.3)
+    assert board.writes >= 2
+    assert board.reads == 0
+    presence.on_long_wait = (told := []).append
+    with presence.waiting("the end"):
+        wait_for(lambda: told)
+    presence.leave()
+    assert "rank 0 has waited" in told[0]
+    assert "rank 1 is alive and has been at step 3" in told[0]
+    assert not any(thread.name == "rex_ray-presence" for thread in threading.enumerate())
+
+
+def wait_for(what: Callable[[], Any], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
