@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 from rex_ray.core.types import Allocation, StepRecord
 from rex_ray.worker.link import GroupInfo, MetricRecord, NullLink, Record
 from rex_ray.worker.options import WorkerOptions
+from rex_ray.worker.saving.archive import Saved
 from rex_ray.worker.session import Session, open_session
 
 
@@ -69,8 +71,18 @@ class MemoryReporter:
         self.restored = restored
         self.saves: list[tuple[Mapping[str, Any], Mapping[str, Any] | None]] = []
 
-    def restore(self) -> Mapping[str, Any] | None:
-        return self.restored
+    def check(self) -> None:
+        """There is always room."""
+
+    def restore(self) -> Saved | None:
+        if self.restored is None:
+            return None
+        file = io.BytesIO()
+        torch.save(dict(self.restored), file)
+        return Saved(data=file.getvalue(), step=self.restored["position"]["step"], where="memory")
+
+    def write(self, state: Mapping[str, Any], on_progress: Callable[[], None]) -> None:
+        """It is kept when it is reported."""
 
     def report(self, metrics: Mapping[str, Any], state: Mapping[str, Any] | None) -> None:
         self.saves.append((metrics, state))

@@ -7,10 +7,13 @@ from collections.abc import Iterable
 
 __all__ = [
     "ConfigError",
+    "DataError",
     "IllegalEventError",
     "InfeasibleError",
     "LinkError",
+    "MemoryExhaustedError",
     "RexError",
+    "StorageError",
     "nearest_name_hint",
 ]
 
@@ -23,12 +26,24 @@ class ConfigError(RexError, ValueError):
     """The user's: a value that cannot work. The message names the value and the remedy."""
 
 
+class DataError(RexError):
+    """The data's: rows that could not be read or are not what they were. Says which rows, on which rank, and when."""
+
+
 class InfeasibleError(RexError):
     """Nobody's: no allocation satisfies the workers' bounds at this global batch size."""
 
 
 class LinkError(RexError):
     """The network's: a peer did not answer within the stated limit. The message says who waited for whom."""
+
+
+class StorageError(RexError):
+    """The storage's: what was saved cannot be read back whole. The message names the path and what is wrong there."""
+
+
+class MemoryExhaustedError(RexError):
+    """The device's: a pass ran out of memory and could not be tried again in place. The message says why."""
 
 
 class IllegalEventError(RexError):

@@ -22,14 +22,17 @@ from ray.util.queue import Queue
 
 from rex_ray.config import RexConfig
 from rex_ray.core.errors import LinkError
+from rex_ray.train.arrow_store import store_of
 from rex_ray.train.control_actor import ControlActor
 from rex_ray.train.control_status import ControlStatus
 from rex_ray.train.journal_files import new_journal_dir, run_directory
 from rex_ray.train.placement import check_elastic, check_placement, devices_asked_for
 from rex_ray.train.profile_files import profiles_to_begin_with, read_profiles
+from rex_ray.train.snapshot_folders import snapshots_removed
 from rex_ray.train.telemetry import first_line
 from rex_ray.train.waits import quick_restarts
 from rex_ray.train.worker_loop import TrainLoop, Wiring, run_worker
+from rex_ray.worker.saving.store import check_storage
 
 __all__ = ["RexTrainer"]
 
@@ -134,19 +137,24 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         Leaves nothing behind, however it ends: the control actor, the queue, workers and placement group are gone.
 
         Raises:
-            ConfigError: no node meets the label selector within ``placement_timeout_s``.
+            ConfigError: no node meets the label selector within ``placement_timeout_s``, or the run's storage cannot be
+                used.
             ray.train.TrainingFailedError: a worker failed more often than ``FailureConfig`` allows.
         """
         if not ray.is_initialized():
             ray.init()
         check_placement(self.scaling_config, self.rex_config.placement_timeout_s)
+        own = self.run_config
+        check_storage(store_of(own.storage_path, own.storage_filesystem, str(own.name)))
+        run_id = uuid.uuid4().hex[:12]
         waits = quick_restarts(self.scaling_config, self.run_config.failure_config)
-        with _sigint_given_back(), waits, self._controlled() as (control, queue):
+        with _sigint_given_back(), waits, snapshots_removed(run_id), self._controlled(run_id) as (control, queue):
             wiring = Wiring(
                 options=self.rex_config.worker_options(),
                 device_label=self.rex_config.device_label,
                 control=control,
                 queue=queue,
+                run_id=run_id,
             )
             self.train_loop_per_worker: TrainLoop = partial(run_worker, loop=self._train_loop, wiring=wiring)
             users = self.run_config.callbacks
@@ -158,7 +166,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
                 self.train_loop_per_worker = self._train_loop
 
     @contextlib.contextmanager
-    def _controlled(self) -> Iterator[tuple[Any, Queue]]:
+    def _controlled(self, run_id: str) -> Iterator[tuple[Any, Queue]]:
         """Have a control actor and its queue, both on the driver's node and both owned by the driver.
 
         Raises:
@@ -168,7 +176,6 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         learnt = profiles_to_begin_with(self.rex_config.learn_from, self.run_dir)
         self._journal_dir = new_journal_dir(self.run_dir)
         here = {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
-        run_id = uuid.uuid4().hex[:12]
         reason = "interrupted"
         with contextlib.ExitStack() as stack:
             queue_name = f"rex_ray-queue-{run_id}"

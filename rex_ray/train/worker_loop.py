@@ -5,30 +5,27 @@ from __future__ import annotations
 import inspect
 import logging
 import socket
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import ray
 import ray.train
 import ray.train.torch
 import torch
-from ray.train import Checkpoint
 from ray.util.queue import Queue
 
-from rex_ray.core.errors import ConfigError
 from rex_ray.train.drains import node_tag
 from rex_ray.train.link import RayLink
+from rex_ray.train.reporter import RayReporter
+from rex_ray.train.snapshot_folders import remove_stale_snapshots
 from rex_ray.worker.options import WorkerOptions
+from rex_ray.worker.saving.snapshots import SnapshotPlace
 from rex_ray.worker.session import open_session
 
-__all__ = ["RayReporter", "TrainLoop", "Wiring", "call_loop", "device_kind", "run_worker"]
+__all__ = ["TrainLoop", "Wiring", "call_loop", "device_kind", "run_worker"]
 
 TrainLoop: TypeAlias = Callable[[dict[str, Any]], Any] | Callable[[], Any]
-
-_STATE_FILE = "session.pt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,44 +37,14 @@ class Wiring:
         device_label: node label that bears the kind of device.
         control: handle of the control actor.
         queue: where its records go.
+        run_id: identity of this ``fit``; local snapshots of another one are none of ours.
     """
 
     options: WorkerOptions
     device_label: str
     control: Any
     queue: Queue
-
-
-class RayReporter:
-    """Saves and restores a session's state as a Ray Train checkpoint; a ``rex_ray.worker.link.Reporter``."""
-
-    def report(self, metrics: Mapping[str, Any], state: Mapping[str, Any] | None) -> None:
-        """Report metrics, with the state as a checkpoint that rank 0 writes. A barrier over all ranks."""
-        if state is None or ray.train.get_context().get_world_rank() != 0:
-            ray.train.report(dict(metrics))
-            return
-        with tempfile.TemporaryDirectory(prefix="rex_ray-") as directory:
-            torch.save(dict(state), Path(directory) / _STATE_FILE)
-            ray.train.report(dict(metrics), checkpoint=Checkpoint.from_directory(directory))
-
-    def restore(self) -> Mapping[str, Any] | None:
-        """Return the state of the run's newest checkpoint, or None at a fresh start.
-
-        Raises:
-            ConfigError: the checkpoint was made by something else.
-        """
-        checkpoint = ray.train.get_checkpoint()
-        if checkpoint is None:
-            return None
-        with checkpoint.as_directory() as directory:
-            path = Path(directory) / _STATE_FILE
-            if not path.exists():
-                raise ConfigError(
-                    f"the checkpoint {checkpoint.path} holds no session; it was not made by session.report, so give "
-                    "this run another name"
-                )
-            state: Mapping[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-            return state
+    run_id: str
 
 
 def run_worker(config: dict[str, Any], *, loop: TrainLoop, wiring: Wiring) -> Any:
@@ -89,6 +56,7 @@ def run_worker(config: dict[str, Any], *, loop: TrainLoop, wiring: Wiring) -> An
         wiring: how to reach the run's controller.
     """
     _log_to_console()
+    remove_stale_snapshots()
     context = ray.train.get_context()
     link = RayLink(wiring.control, wiring.queue, context.get_world_rank(), context.get_world_size())
     with open_session(
@@ -96,8 +64,9 @@ def run_worker(config: dict[str, Any], *, loop: TrainLoop, wiring: Wiring) -> An
         device=device_kind(wiring.device_label),
         node=_node_name(),
         link=link,
-        reporter=RayReporter(),
+        reporter=RayReporter(wiring.options.storage_retry_s),
         torch_device=ray.train.torch.get_device(),
+        snapshots=SnapshotPlace(run=wiring.run_id, node=_node_name()),
     ):
         return call_loop(loop, config)
 

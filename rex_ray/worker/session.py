@@ -35,16 +35,28 @@ from rex_ray.core.types import Allocation, WorkerSpec
 from rex_ray.worker.data import evaluation
 from rex_ray.worker.data.feed import Feed
 from rex_ray.worker.data.loader import TrainLoader
+from rex_ray.worker.data.stream import WhenToEnd
+from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.group.side_group import SideGroup
-from rex_ray.worker.link import ControlLink, Reporter
+from rex_ray.worker.link import ControlLink
 from rex_ray.worker.measuring.probes import RecordQueue
 from rex_ray.worker.model import replicas
 from rex_ray.worker.model.comm_hook import CommHook
 from rex_ray.worker.model.model_side import ModelSide
+from rex_ray.worker.model.out_of_memory import is_out_of_memory, short
+from rex_ray.worker.model.passes import CountTokens, LossFunction
 from rex_ray.worker.model.scheduling import ReferenceScheduler, Stepping
 from rex_ray.worker.options import WorkerOptions
+from rex_ray.worker.preflight.facts import WorkerFacts
+from rex_ray.worker.preflight.look import Look, gather_facts, look
+from rex_ray.worker.preflight.precision import AutocastDtype, Precision
 from rex_ray.worker.saving import state
-from rex_ray.worker.saving.saves import Saves
+from rex_ray.worker.saving.collecting import Collector
+from rex_ray.worker.saving.learnt_limits import LearntLimits
+from rex_ray.worker.saving.reporter import Reporter
+from rex_ray.worker.saving.restoring import Restored, newest_state
+from rex_ray.worker.saving.saves import Saves, SavingRank
+from rex_ray.worker.saving.snapshots import SnapshotPlace, Snapshots, holders
 from rex_ray.worker.step import StepHook
 from rex_ray.worker.tracker import StepTracker
 
@@ -76,18 +88,28 @@ class Session:
         link: ControlLink,
         reporter: Reporter,
         torch_device: torch.device | None,
+        presence: Presence,
+        snapshots: SnapshotPlace | None,
     ) -> None:
         self.device_kind = device_kind
         self.node = node
         self._options = options
         self._link = link
-        self._values = SideGroup(options.collective_timeout_s)
-        self._control = SideGroup(options.collective_timeout_s)
+        self._presence = presence
+        presence.meet(options.preflight_timeout_s or options.collective_timeout_s)
+        self._values = SideGroup(options.collective_timeout_s, presence)
+        self._control = SideGroup(options.collective_timeout_s, presence)
         self.rank, self.world_size = self._values.rank, self._values.size
         self.generation: str = self._values.broadcast_object(uuid.uuid4().hex, "the group's identity")
         link.started(self.generation)
-        restored = reporter.restore()
-        self._restored = None if restored is None else dict(restored)
+        self._looked: Look | None = None
+        if options.preflight_timeout_s is not None:
+            self._looked = look(
+                self._values, device_kind, torch_device or torch.device("cpu"), options.preflight_timeout_s
+            )
+        snapshot_place = snapshots if options.snapshot_interval_s else None
+        resumed = newest_state(self._values, reporter, snapshot_place)
+        self._restored = None if resumed is None else resumed.state
         self._tracker = StepTracker(
             rank=self.rank,
             options=options,
@@ -95,8 +117,18 @@ class Session:
             generation=self.generation,
             records=RecordQueue(link.send),
         )
+        presence.activity = self._tracker.activity
+        presence.on_long_wait = self._tell_long_wait
+        if self._looked is not None and self.rank == 0:
+            self._tracker.incident(self._tracker.position.step, "preflight", self._looked.in_words())
+        self._precision = Precision(self._values, self._facts, lambda: self._tracker.device)
+        self._limits = LearntLimits(device_kind=device_kind, restored=self._restored, link=link)
         self._model_side = ModelSide(
-            tracker=self._tracker, options=options, values=self._values, torch_device=torch_device
+            tracker=self._tracker,
+            options=options,
+            values=self._values,
+            torch_device=torch_device,
+            pass_limit=self._limits.passes,
         )
         self._feed = Feed(
             tracker=self._tracker,
@@ -107,25 +139,33 @@ class Session:
             generation=self.generation,
             restored=self._restored,
         )
-        self._saves = Saves(
+        self._collector = Collector(
+            group=self._values,
+            tracker=self._tracker,
+            feed=self._feed,
+            model_side=self._model_side,
+            generation=self.generation,
+            limits=self._limits,
+        )
+        saving = SavingRank(
             reporter=reporter,
             link=link,
             group=self._values,
             tracker=self._tracker,
             feed=self._feed,
             generation=self.generation,
+            collector=self._collector,
+            snapshots=None if snapshot_place is None else self._snapshots(snapshot_place),
             interval_s=options.checkpoint_interval_s,
-            model_side=self._model_side,
+            retry_s=options.storage_retry_s,
         )
-        if self._restored is not None and self.rank == 0:
-            position = self._tracker.position
-            _log.warning(
-                "resumed at epoch %d, sample %d, step %d with %d workers",
-                position.epoch,
-                position.cursor,
-                position.step,
-                self.world_size,
-            )
+        self._saves = Saves(saving)
+        self._feed.save_now = self._saves.save_now
+        self._feed.take_snapshot = self._saves.take_snapshot
+        if saving.snapshots is not None:
+            self._feed.snapshot_due = saving.snapshots.due
+        if resumed is not None and self.rank == 0:
+            self._tell_resumed(resumed)
 
     # --- where training stands
 
@@ -191,9 +231,9 @@ class Session:
         if scheduler is not None:
             scheduler = ReferenceScheduler(scheduler, self._tracker)
         parts = state.Prepared(model=replicas.unwrap(model), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-        joined = self._feed.dataset_size is not None
+        joined = self._feed.joined
         prepared = self._model_side.prepare(model, parts, self._restored, optimizer_known=not joined)
-        self._saves.prepare(parts, restored=self._restored)
+        self._collector.prepare(parts, restored=self._restored)
         if joined:
             self._warn_of_late_prepare()
         if self._restored is not None:
@@ -218,11 +258,11 @@ class Session:
         Raises:
             ConfigError: something is saved under this name already.
         """
-        if name in self._saves.registered:
+        if name in self._collector.registered:
             raise ConfigError(f"something named {name!r} is saved already; give this scheduler another name=")
         wrapped = ReferenceScheduler(scheduler, self._tracker, stepped)
         self.register(**{name: wrapped})
-        self._saves.restore_rates(name)
+        self._collector.restore_rates(name)
         return wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -233,8 +273,12 @@ class Session:
         """
         return replicas.unwrap(model)
 
-    def loader(self, dataset: Any, **options: Any) -> TrainLoader:
-        """Return the training loader: any map-style data set, any DataLoader options but those decided here.
+    def loader(self, dataset: Any, *, end: WhenToEnd | None = None, **options: Any) -> TrainLoader:
+        """Return the training loader: any data set, any DataLoader options but those decided here.
+
+        Of a map-style data set every rank is given the whole, which is divided here. Of an iterable one, or a shard
+        of Ray Data, every rank brings its own rows, and has its share of each step read off them; see "Streams and Ray
+        Data" in the documentation.
 
         Not accepted are ``batch_size``, ``shuffle``, ``sampler``, ``batch_sampler`` and ``drop_last``. Loader
         processes are persistent by default. New shares take effect ``num_workers * prefetch_factor`` batches
@@ -243,8 +287,14 @@ class Session:
 
         The first call joins the ranks to the controller.
 
+        Args:
+            dataset: map-style, iterable, or a shard of Ray Data.
+            end: when an epoch of streams ends: with the last, ``"all"`` (default), ranks that have no more rows
+                having no weight until then; or with the ``"shortest"``.
+            options: for torch's DataLoader.
+
         Raises:
-            ConfigError: a refused option, an iterable-style data set, a second training loader, or a global
+            ConfigError: a refused option, something that is no data set, a second training loader, or a global
                 batch that the data set or the number of workers does not allow.
         """
         fewest = 2 if self._model_side.normalises_over_rows else 1
@@ -253,25 +303,30 @@ class Session:
             device=self.device_kind,
             node=self.node,
             min_local_batch_size=fewest,
+            max_local_batch_size=self._limits.share_rows,
             memory_bytes=_device_memory(self._tracker.device),
         )
-        loader = self._feed.loader(dataset, spec, self._model_side.optimizer_family, self._end_pass, options)
+        loader = self._feed.loader(dataset, spec, self._model_side.optimizer_family, self._end_pass, end, options)
         # A full collection walks every object that torch and Ray ever made, and each rank has its own moment for it:
         # a pause of one rank is a pause of all. What is there now stays for the run, so it is not walked again.
         gc.freeze()
         return loader
 
-    def eval_loader(self, dataset: Any, *, local_batch_size: int = 256, **options: Any) -> evaluation.EvalLoader:
+    def eval_loader(
+        self, dataset: Any, *, local_batch_size: int = 256, whole: bool | None = None, **options: Any
+    ) -> evaluation.EvalLoader:
         """Return a loader of this rank's part of ``dataset``: over all ranks every row comes exactly once.
 
         Parts may differ by one row and may be empty; combine what ranks found with :meth:`pool`. Use
-        :meth:`unwrap` for the model.
+        :meth:`unwrap` for the model. A stream, or a shard of Ray Data, is taken for this rank's own rows, which no
+        other rank reads. If every rank is given the same stream, say so: ``whole=True`` leaves each its part.
         """
         return evaluation.EvalLoader(
             dataset,
             rank=self.rank,
             num_ranks=self.world_size,
             local_batch_size=local_batch_size,
+            whole=whole,
             device=lambda: self._tracker.device,
             on_start=self._tracker.gap,
             options=options,
@@ -297,6 +352,58 @@ class Session:
                 which weights a rank by its samples.
         """
         self._model_side.gradients.backward(loss, weight)
+
+    def autocast(self, dtype: AutocastDtype = "auto") -> AbstractContextManager[Any]:
+        """Run the forward pass in a lower precision, the same on every rank: ``with session.autocast(): ...``.
+
+        ``"auto"`` is bfloat16 where every worker computes it natively, else float16 where all are GPUs that do (give
+        ``prepare`` a gradient scaler then), else the model's own precision. Ranks agree at the first use.
+
+        Args:
+            dtype: ``"auto"``, ``torch.bfloat16`` or ``torch.float16``.
+
+        Raises:
+            ConfigError: a GPU that only emulates what was asked for, or ranks that ask for different ones.
+        """
+        with self._tracker.waiting():
+            return self._precision.autocast(dtype)
+
+    def train_step(
+        self,
+        batch: Any,
+        loss_fn: LossFunction,
+        *,
+        weight: CountTokens | None = None,
+        max_grad_norm: float | None = None,
+    ) -> torch.Tensor:
+        """Make one whole optimizer step: forward, backward, reduction, clipping, update, cleared gradients.
+
+        The rank's share is run in as many passes as its memory asks for. Where one runs out of memory, the step is
+        done again in place, in smaller passes, while the other ranks wait; what was learnt is kept, also in saves. The
+        gradient is that of the whole share, so don't divide the loss, and a penalty on the weights counts once::
+
+            for batch in loader:
+                loss = session.train_step(batch, lambda model, rows: F.cross_entropy(model(rows[0]), rows[1]))
+
+        Batch normalisation sees each pass's rows alone, and its running statistics also those of passes that failed.
+        A retry begins with the random numbers of the pass that failed, but draws them for other shapes. A gradient
+        scaler that was prepared scales, unscales before clipping, and is updated.
+
+        Args:
+            batch: what the loader handed out, rows first in every tensor.
+            loss_fn: ``loss_fn(model, rows)`` returns the mean loss over these rows, which are the batch or a part of
+                it; it calls the model that it is given, and may be called several times for one batch.
+            weight: ``weight(rows)`` returns the number of tokens behind that mean; needed with ``weight_by="tokens"``.
+            max_grad_norm: the global gradient is clipped to this norm; None: not at all.
+
+        Returns:
+            The mean loss over this rank's rows, detached; not a number on a rank without rows.
+
+        Raises:
+            MemoryExhaustedError: memory ran out where no retry is safe (SyncBatchNorm, a sharded model; within the
+                reduction also ``find_unused_parameters`` and ``static_graph``), or with a single row.
+        """
+        return self._model_side.train_step.run(batch, loss_fn, weight, max_grad_norm)
 
     def micro_batches(self, batch: Any, num_chunks: int, weight: float | None = None) -> Iterator[Any]:
         """Cut this rank's batch into micro-batches, to save memory and change nothing else.
@@ -339,6 +446,14 @@ class Session:
         """
         self._saves.report(metrics)
 
+    def save(self, reason: str = "the loop asked") -> None:
+        """Save now, whatever ``checkpoint_interval_s`` says; between two steps, on every rank.
+
+        Metrics reported last go with it. A save that somebody else asks for (a node that is about to be taken away,
+        ``RexTrainer.request_save``) needs no call: the ranks agree on a step and make it before that one.
+        """
+        self._saves.save_now(reason)
+
     def pool(self, numerator: evaluation.Summable, denominator: evaluation.Summable) -> float:
         """Return ``sum(numerator) / sum(denominator)`` over ranks, e.g. of correct answers and rows."""
         with self._tracker.waiting():
@@ -355,9 +470,9 @@ class Session:
         """Save these too, e.g. ``session.register(ema=ema)``; a save that holds them is loaded at once."""
         saved = {} if self._restored is None else self._restored["registered"]
         for name, part in stateful.items():
-            self._saves.registered[name] = part
+            self._collector.registered[name] = part
             if name in saved:
-                part.load_state_dict(saved[name])
+                state.load_part(name, part, saved[name])
 
     def register_comm_hook(self, hook_state: Any, hook: CommHook) -> None:
         """Average gradients with a DDP communication hook, e.g. torch's ``bf16_compress_hook``.
@@ -374,6 +489,11 @@ class Session:
         """Save what was reported last, if it was not saved; called on every rank when the loop has returned."""
         self._saves.finish()
 
+    def tell_failure(self, error: BaseException) -> None:
+        """Have later groups keep off the share at which memory ran out, if that is what ended this one."""
+        if self._options.on_out_of_memory == "retry" and is_out_of_memory(error):
+            self._tracker.ran_out_of_memory(self.device_kind, short(error))
+
     def close(self, *, failed: bool) -> None:
         """Send what is measured and leave; waits a few seconds at most.
 
@@ -385,6 +505,7 @@ class Session:
         limit_s = min(_CLOSE_LIMIT_S, self._options.collective_timeout_s)
         try:
             self._feed.close(limit_s, failed=failed)
+            self._saves.close(limit_s, failed=failed)
             if not failed:
                 self._control.close()
                 self._values.close()
@@ -409,9 +530,45 @@ class Session:
                 stacklevel=3,
             )
 
+    def _facts(self) -> tuple[WorkerFacts, ...]:
+        if self._looked is not None:
+            return self._looked.workers
+        return gather_facts(self._values, self.device_kind, self._tracker.device)
+
+    def _snapshots(self, place: SnapshotPlace) -> Snapshots:
+        nodes = self._values.gather_objects(self.node, "the ranks' nodes")
+        return Snapshots(
+            place,
+            keeps=self.rank in holders(nodes),
+            interval_s=self._options.snapshot_interval_s,
+            on_trouble=lambda trouble: self._tell_aloud("snapshot", trouble),
+        )
+
+    def _tell_resumed(self, resumed: Restored) -> None:
+        """Say aloud where training goes on, and which newer states could not be read."""
+        for trouble in resumed.troubles:
+            self._tell_aloud("damaged_save", f"passed over a save that is not whole: {trouble}")
+        position = self._tracker.position
+        _log.warning(
+            "resumed at epoch %d, sample %d, step %d with %d workers, from %s",
+            position.epoch,
+            position.cursor,
+            position.step,
+            self.world_size,
+            resumed.where,
+        )
+
+    def _tell_aloud(self, kind: str, message: str) -> None:
+        _log.warning("%s", message)
+        self._tracker.incident(self._tracker.position.step, kind, message)
+
+    def _tell_long_wait(self, told: str) -> None:
+        _log.warning("%s", told)
+        self._tracker.incident(self._tracker.position.step, "waiting", told)
+
     def _end_pass(self) -> None:
         self._tracker.gap()
-        self._model_side.agree_on_buffers()
+        self._model_side.end_pass()
 
 
 def _device_memory(device: torch.device) -> int | None:
@@ -431,6 +588,7 @@ def open_session(
     link: ControlLink,
     reporter: Reporter,
     torch_device: torch.device | None = None,
+    snapshots: SnapshotPlace | None = None,
 ) -> Iterator[Session]:
     """Open this rank's session; inside, :func:`get_session` returns it.
 
@@ -443,19 +601,30 @@ def open_session(
         link: this rank's connection to the controller; closed at the end.
         reporter: where saves go to and come from.
         torch_device: where the model is moved to; default: it stays where the user put it.
+        snapshots: where local snapshots of this run are kept between saves; default: there are none.
 
     Raises:
         ConfigError: a session is open already.
-        LinkError: the ranks did not find together within the limit.
+        LinkError: the ranks did not find together within the limit; or a collective of the loop's own broke, and this
+            says for whom it waited.
     """
     global _current  # noqa: PLW0603 - one session per process, like the process group it wraps
     if _current is not None:
         raise ConfigError("a session is open already in this process")
+    presence = Presence.of_process_group(options.collective_timeout_s)
     try:
         session = Session(
-            options=options, device_kind=device, node=node, link=link, reporter=reporter, torch_device=torch_device
+            options=options,
+            device_kind=device,
+            node=node,
+            link=link,
+            reporter=reporter,
+            torch_device=torch_device,
+            presence=presence,
+            snapshots=snapshots,
         )
-    except BaseException:
+    except BaseException as error:
+        presence.leave(error)
         link.close(_CLOSE_LIMIT_S)
         raise
     _current = session
@@ -464,9 +633,17 @@ def open_session(
         yield session
         session.finish()
         failed = False
+    except BaseException as error:
+        session.tell_failure(error)
+        told = presence.explained(error)
+        presence.leave(told)
+        if told is error:
+            raise
+        raise told from error
     finally:
         _current = None
         session.close(failed=failed)
+        presence.leave()
 
 
 def get_session() -> Session:

@@ -2,127 +2,172 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rex_ray.worker.data.feed import Feed
 from rex_ray.worker.group.side_group import SideGroup
-from rex_ray.worker.link import ControlLink, MetricRecord, Reporter
+from rex_ray.worker.link import ControlLink, IncidentRecord, MetricRecord
 from rex_ray.worker.measuring.timing import now_s
-from rex_ray.worker.model.model_side import ModelSide
-from rex_ray.worker.saving import state
+from rex_ray.worker.saving.checking import check_plain
+from rex_ray.worker.saving.collecting import Collector
+from rex_ray.worker.saving.reporter import Reporter
+from rex_ray.worker.saving.snapshots import Snapshots
+from rex_ray.worker.saving.writing import Attempts, SaveWriter
 from rex_ray.worker.tracker import StepTracker
 
-__all__ = ["Saves"]
+__all__ = ["Saves", "SavingRank"]
+
+_log = logging.getLogger("rex_ray")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingRank:
+    """What the saves of one rank are made of, and where they go.
+
+    Attributes:
+        reporter: takes metrics and states.
+        link: takes metrics and incidents for the journal.
+        group: ranks to agree with.
+        tracker: the step in hand and the position.
+        feed: the data side.
+        generation: identity of the worker group.
+        collector: knows what a save holds.
+        snapshots: this rank's local snapshots; None: there are none.
+        interval_s: shortest time between two saves.
+        retry_s: how long a failing one is tried again.
+    """
+
+    reporter: Reporter
+    link: ControlLink
+    group: SideGroup
+    tracker: StepTracker
+    feed: Feed
+    generation: str
+    collector: Collector
+    snapshots: Snapshots | None
+    interval_s: float
+    retry_s: float
+
+    def tell(self, kind: str, message: str) -> None:
+        """Have the journal know of something."""
+        step = self.tracker.position.step
+        incident = IncidentRecord(
+            generation=self.generation, rank=self.group.rank, step=step, kind=kind, message=message
+        )
+        self.link.send([incident])
 
 
 class Saves:
     """Metrics and saves of one rank.
 
     A save passes through the reporter on every rank at once, which in Ray Train is a barrier of seconds. So it is
-    made only every so often, and ranks agree on it by rank 0's clock.
+    made only every so often, and ranks agree on it by rank 0's clock. One that the storage refuses is tried again for
+    a while, then left out: training goes on, and the next one tries anew.
 
     Args:
-        reporter: takes metrics and states.
-        link: takes metrics for the journal, on rank 0.
-        group: ranks to agree with.
-        tracker: the step in hand and the position.
-        feed: the data side.
-        generation: identity of the worker group.
-        interval_s: shortest time between two saves.
-        model_side: makes buffers alike before a state is collected, and knows how far the learning rate has risen.
+        rank: what they are made of, and where they go.
     """
 
-    def __init__(
-        self,
-        *,
-        reporter: Reporter,
-        link: ControlLink,
-        group: SideGroup,
-        tracker: StepTracker,
-        feed: Feed,
-        generation: str,
-        interval_s: float,
-        model_side: ModelSide,
-    ) -> None:
-        self._reporter = reporter
-        self._link = link
-        self._group = group
-        self._tracker = tracker
-        self._feed = feed
-        self._generation = generation
-        self._interval_s = interval_s
-        self._model_side = model_side
+    def __init__(self, rank: SavingRank) -> None:
+        self._rank = rank
+        self._writer = SaveWriter(rank.reporter, rank.group, rank.retry_s)
         self._opened_s = self._saved_s = now_s()
+        self._metrics: Mapping[str, Any] = {}
         self._unsaved: Mapping[str, Any] | None = None
-        self._prepared: state.Prepared | None = None
-        self._restored_rates: list[dict[str, Any]] = []
-        self._restored_names: frozenset[str] = frozenset()
-        self.registered: dict[str, state.Stateful] = {}
-
-    def prepare(self, parts: state.Prepared, restored: Mapping[str, Any] | None) -> None:
-        """Save these parts from now on; they have just been loaded where there was something to load."""
-        self._prepared = parts
-        if restored is not None:
-            groups = parts.optimizer.param_groups
-            self._restored_rates = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-            self._restored_names = frozenset(restored["registered"])
-
-    def restore_rates(self, name: str) -> None:
-        """Give the optimizer its loaded rates back, if a save held this scheduler.
-
-        A scheduler begins by setting the rate to its first, and loading its state does not undo that.
-        """
-        if self._prepared is not None and name in self._restored_names:
-            for group, options in zip(self._prepared.optimizer.param_groups, self._restored_rates, strict=False):
-                group.update(options)
+        self._is_known_plain = False
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Journal the metrics, and save if that is due."""
-        self._tracker.close()
+        self._metrics = dict(metrics)
+        rank = self._rank
+        rank.tracker.close()
         elapsed_s = now_s() - self._opened_s
-        if self._group.rank == 0:
+        if rank.group.rank == 0:
             record = MetricRecord(
-                generation=self._generation,
-                epoch=self._tracker.position.epoch,
-                step=self._tracker.position.step,
+                generation=rank.generation,
+                epoch=rank.tracker.position.epoch,
+                step=rank.tracker.position.step,
                 elapsed_s=elapsed_s,
                 metrics={name: number for name, value in metrics.items() if (number := _number(value)) is not None},
             )
-            self._link.send([record])
-        due = now_s() - self._saved_s >= self._interval_s or self._feed.at_the_end
-        with self._tracker.waiting():
-            agreed = self._group.broadcast(torch.tensor([int(due)]), "session.report")
+            rank.link.send([record])
+        due = now_s() - self._saved_s >= rank.interval_s or rank.feed.at_the_end
+        with rank.tracker.waiting():
+            agreed = rank.group.broadcast(torch.tensor([int(due)]), "session.report")
         if agreed.item():
             self._save(metrics)
         else:
             self._unsaved = dict(metrics)
 
+    def save_now(self, reason: str) -> None:
+        """Save at once, with the metrics that were reported last; called on every rank before the same step.
+
+        Args:
+            reason: who asked, for the journal; rank 0's counts.
+        """
+        self._rank.tracker.close()
+        began_s, step = now_s(), self._rank.tracker.position.step
+        written = self._save(self._metrics)
+        if written and self._rank.group.rank == 0:
+            self._rank.tell("save", f"saved before step {step} in {now_s() - began_s:.1f} s: {reason}")
+
+    def take_snapshot(self) -> None:
+        """Take a local snapshot; called on every rank before the same step."""
+        if self._rank.snapshots is not None:
+            self._rank.tracker.close()
+            self._rank.snapshots.take(self._collect)
+
     def finish(self) -> None:
         """Save what was reported last, if it was not saved; called on every rank when training is over."""
         if self._unsaved is not None:
             self._save(self._unsaved)
+            self._unsaved = None
 
-    def _save(self, metrics: Mapping[str, Any]) -> None:
-        self._tracker.gap()
-        self._model_side.agree_on_buffers()
-        cuda = self._tracker.device.type == "cuda"
-        saved = {
-            **({} if self._prepared is None else self._prepared.save()),
-            "registered": {name: part.state_dict() for name, part in self.registered.items()},
-            "position": state.save_position(self._tracker.position, self._feed.dataset_size, self._feed.seed),
-            "lr_factor": self._model_side.lr_factor,
-            "allocation": state.save_allocation(self._feed.allocation),
-            "rng": {
-                "cpu": self._group.gather(torch.get_rng_state(), "the save's generator states"),
-                "cuda": self._group.gather(torch.cuda.get_rng_state(), "the save's generator states") if cuda else None,
-            },
-        }
-        self._reporter.report(metrics, saved)
-        self._unsaved = None
+    def close(self, limit_s: float, *, failed: bool) -> None:
+        """Let a snapshot be written that is under way; without a failure nobody needs one any more."""
+        if self._rank.snapshots is not None:
+            self._rank.snapshots.close(limit_s, keep=failed)
+
+    def _save(self, metrics: Mapping[str, Any]) -> bool:
+        state = self._collect()
+        attempts = self._writer.write(state)
+        if self._rank.group.rank == 0:
+            self._tell(attempts)
+        self._rank.reporter.report(metrics, state if attempts.written else None)
+        self._unsaved = None if attempts.written else dict(metrics)
         self._saved_s = now_s()
+        if attempts.written and self._rank.snapshots is not None:
+            self._rank.snapshots.postpone()
+        return attempts.written
+
+    def _collect(self) -> dict[str, Any]:
+        """Return the state, the first time after making sure that it could be read back."""
+        state = self._rank.collector.collect()
+        if not self._is_known_plain:
+            check_plain(state)
+            self._is_known_plain = True
+        return state
+
+    def _tell(self, attempts: Attempts) -> None:
+        """Say aloud what was wrong with the storage, if anything was."""
+        if not attempts.failures:
+            return
+        num_failed, last = len(attempts.failures), attempts.failures[-1]
+        times = f"{num_failed} time{'s' if num_failed > 1 else ''}"
+        if attempts.written:
+            message = f"saved after the storage failed {times} within {attempts.lasted_s:.1f} s: {last}"
+        else:
+            message = (
+                f"gave up a save after the storage failed {times} within {attempts.lasted_s:.1f} s, and trains on; "
+                f"the next save tries again: {last}"
+            )
+        _log.warning("%s", message)
+        self._rank.tell("storage", message)
 
 
 def _number(value: Any) -> float | None:

@@ -1,0 +1,118 @@
+"""Saves of a session as Ray Train's checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray.train
+from ray.train import Checkpoint, CheckpointUploadMode
+
+from rex_ray.core.errors import ConfigError
+from rex_ray.train.arrow_store import ArrowStore
+from rex_ray.worker.saving import archive
+from rex_ray.worker.saving.archive import Saved
+from rex_ray.worker.saving.manifest import MANIFEST
+from rex_ray.worker.saving.patience import patiently
+from rex_ray.worker.saving.store import Store, check_storage
+
+__all__ = ["RayReporter", "saves_newest_first"]
+
+logger = logging.getLogger("rex_ray")
+
+_SAVE = re.compile(r"checkpoint_(\d{6,})-[0-9a-f]{8}")
+# Ray Train has its list at hand when a group starts; this is for one that has not.
+_ASK_LIMIT_S = 10.0
+
+
+class RayReporter:
+    """Writes a session's saves into the run's storage, and has Ray Train know of them as its checkpoints.
+
+    Ray Train would upload a checkpoint inside of ``ray.train.report``, where a failure on rank 0 leaves the other ranks
+    in a barrier. So a save is written beforehand, and only one that is there whole is reported.
+
+    Args:
+        retry_s: how long a save that cannot be read is tried again.
+    """
+
+    def __init__(self, retry_s: float) -> None:
+        # Read here, on the thread that Ray Train made for the loop.
+        storage = ray.train.get_context().get_storage()
+        self._rank = ray.train.get_context().get_world_rank()
+        self._store = ArrowStore(storage.storage_filesystem, storage.experiment_fs_path)
+        self._retry_s = retry_s
+        self._newest_number: int | None = None
+        self._written: str | None = None
+
+    def check(self) -> None:
+        """Try the storage from this worker's machine.
+
+        Raises:
+            ConfigError: it cannot be used; names path and cause.
+        """
+        check_storage(self._store)
+
+    def write(self, state: Mapping[str, Any], on_progress: Callable[[], None]) -> None:
+        """Write a save; called on rank 0 only."""
+        self._written = None
+        if self._newest_number is None:
+            self._newest_number = max(map(_number, saves_newest_first(self._store)), default=0)
+        self._newest_number += 1
+        name = f"checkpoint_{self._newest_number:06d}-{uuid.uuid4().hex[:8]}"
+        archive.write(self._store, name, state, on_progress)
+        self._written = name
+
+    def report(self, metrics: Mapping[str, Any], state: Mapping[str, Any] | None) -> None:
+        """Report metrics, on rank 0 with the save that was just written. A barrier over all ranks."""
+        name, self._written = self._written, None
+        if state is None or name is None:
+            ray.train.report(dict(metrics))
+            return
+        checkpoint = Checkpoint(self._store.path_of(name), filesystem=self._store.filesystem)
+        ray.train.report(dict(metrics), checkpoint, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+
+    def restore(self) -> Saved | None:
+        """Return the newest whole save of the run, or None at a fresh start; called on rank 0 only.
+
+        Raises:
+            StorageError: there are saves, and none is whole.
+            ConfigError: the run's checkpoints were made by something else.
+        """
+        reported = _reported()
+        found = patiently(lambda: saves_newest_first(self._store), self._retry_s)
+        unfinished = {name for name in found if name not in reported and not self._store.has(name, MANIFEST)}
+        for name in unfinished:
+            # A worker died while it wrote. Ray Train was never told of it.
+            logger.warning("removing %s, a save that was never finished", self._store.path_of(name))
+            self._store.remove(name)
+        ours = {name for name in {*found, *reported} if _SAVE.fullmatch(name)} - unfinished
+        if reported and not ours:
+            raise ConfigError(
+                f"the checkpoint {self._store.path_of(max(reported))} holds no session; it was not made by "
+                "session.report, so give this run another name"
+            )
+        return archive.newest_whole(self._store, sorted(ours, key=_number, reverse=True), self._read)
+
+    def _read(self, store: Store, name: str) -> Saved:
+        return patiently(lambda: archive.read(store, name), self._retry_s)
+
+
+def saves_newest_first(store: Store) -> list[str]:
+    """Return the names of a run's saves, finished or not."""
+    return sorted((name for name in store.folders() if _SAVE.fullmatch(name)), key=_number, reverse=True)
+
+
+def _number(name: str) -> int:
+    matched = _SAVE.fullmatch(name)
+    assert matched is not None, "only names of saves come here"
+    return int(matched[1])
+
+
+def _reported() -> set[str]:
+    """Names of the checkpoints that Ray Train knows of."""
+    known = [reported.checkpoint for reported in ray.train.get_all_reported_checkpoints(timeout_s=_ASK_LIMIT_S)]
+    newest = ray.train.get_checkpoint()
+    return {checkpoint.path.rsplit("/", 1)[-1] for checkpoint in [*known, *([newest] if newest else [])]}

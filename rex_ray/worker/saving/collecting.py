@@ -1,0 +1,95 @@
+"""What a save of this rank holds: the prepared parts, those that were registered, and where training stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rex_ray.worker.data.feed import Feed
+from rex_ray.worker.group.side_group import SideGroup
+from rex_ray.worker.model.model_side import ModelSide
+from rex_ray.worker.saving import state
+from rex_ray.worker.saving.learnt_limits import LearntLimits
+from rex_ray.worker.tracker import StepTracker
+
+__all__ = ["Collector"]
+
+
+class Collector:
+    """Collects the state of a session.
+
+    Args:
+        group: ranks whose generators' states are saved, too.
+        tracker: the position in the data.
+        feed: the data side.
+        model_side: makes buffers alike before a state is collected, and knows how far the learning rate has risen.
+        generation: identity of the worker group.
+        limits: what is known of memories.
+
+    Attributes:
+        registered: the user's further parts by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: SideGroup,
+        tracker: StepTracker,
+        feed: Feed,
+        model_side: ModelSide,
+        generation: str,
+        limits: LearntLimits | None = None,
+    ) -> None:
+        self._group = group
+        self._tracker = tracker
+        self._feed = feed
+        self._model_side = model_side
+        self._generation = generation
+        self._limits = limits
+        self._prepared: state.Prepared | None = None
+        self._restored_rates: list[dict[str, Any]] = []
+        self._restored_names: frozenset[str] = frozenset()
+        self.registered: dict[str, state.Stateful] = {}
+
+    def prepare(self, parts: state.Prepared, restored: Mapping[str, Any] | None) -> None:
+        """Save these parts from now on; they have just been loaded where there was something to load."""
+        self._prepared = parts
+        if restored is not None:
+            groups = parts.optimizer.param_groups
+            self._restored_rates = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+            self._restored_names = frozenset(restored["registered"])
+
+    def restore_rates(self, name: str) -> None:
+        """Give the optimizer its loaded rates back, if a save held this scheduler.
+
+        A scheduler begins by setting the rate to its first, and loading its state does not undo that.
+        """
+        if self._prepared is not None and name in self._restored_names:
+            for group, options in zip(self._prepared.optimizer.param_groups, self._restored_rates, strict=False):
+                group.update(options)
+
+    def collect(self) -> dict[str, Any]:
+        """Return the whole state between two steps; every rank must call this.
+
+        Its tensors are the parts' own where those hand them out: they change with the next step.
+        """
+        self._tracker.gap()
+        self._model_side.settle()
+        self._model_side.agree_on_buffers()
+        cuda = self._tracker.device.type == "cuda"
+        return {
+            **({} if self._prepared is None else self._prepared.save()),
+            "registered": {name: part.state_dict() for name, part in self.registered.items()},
+            "position": self._feed.save_position(),
+            "stream": self._feed.save_source(),
+            "lr_factor": self._model_side.lr_factor,
+            **({} if self._limits is None else self._limits.save(self._group)),
+            "allocation": state.save_allocation(self._feed.allocation, self._feed.devices),
+            "rng": {
+                "cpu": self._group.gather(torch.get_rng_state(), "the save's generator states"),
+                "cuda": self._group.gather(torch.cuda.get_rng_state(), "the save's generator states") if cuda else None,
+            },
+            "generation": self._generation,
+        }
