@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+import torch.distributed
 
 __all__ = ["Board", "open_board"]
 
@@ -60,24 +60,24 @@ def open_board() -> Board | None:
     Returns:
         None where the process group has no store that can be had: waits are then told without the others' words.
     """
+    c10d: Any = torch.distributed  # its stores have no types
     prefix = f"rex_ray/presence/{next(_sessions)}"
     try:
-        world: Any = dist.group.WORLD
-        store: Any = world.get_group_store()
+        store: Any = c10d.group.WORLD.get_group_store()
         inner = store
-        while isinstance(inner, dist.PrefixStore):
+        while isinstance(inner, c10d.PrefixStore):
             inner = inner.underlying_store
-        on_rank_0 = isinstance(inner, dist.TCPStore)
+        on_rank_0 = isinstance(inner, c10d.TCPStore)
         # A connection of its own: a thread that blocks in a shared one keeps everybody else from it.
         if on_rank_0:
-            own = dist.TCPStore(
+            own = c10d.TCPStore(
                 inner.host,
                 inner.port,
                 is_master=False,
                 timeout=timedelta(seconds=_CONNECT_LIMIT_S),
                 wait_for_workers=False,
             )
-            store = dist.PrefixStore("rex_ray", own)
+            store = c10d.PrefixStore("rex_ray", own)
     except (AttributeError, RuntimeError, ValueError):
         return None
     return Board(store, prefix, on_rank_0=on_rank_0)

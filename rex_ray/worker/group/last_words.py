@@ -70,11 +70,13 @@ class Account:
     Attributes:
         text: one sentence part per kind of rank, the likeliest causes first.
         missing: ranks that do not wait as well.
+        disagree: some wait for something else.
         first_witness: no rank below this one waits as well, so this one tells it for all.
     """
 
     text: str
     missing: tuple[int, ...]
+    disagree: bool
     first_witness: bool
 
 
@@ -126,7 +128,12 @@ def give_account(
         parts.append(f"{_ranks(alike)} {_verb(alike)} as well")
     waiting = alike + [other for whose in elsewhere.values() for other in whose]
     missing = tuple(other for other in sorted(others) if other not in waiting)
-    return Account(text="; ".join(parts), missing=missing, first_witness=all(rank < other for other in waiting))
+    return Account(
+        text="; ".join(parts),
+        missing=missing,
+        disagree=bool(elsewhere),
+        first_witness=all(rank < other for other in waiting),
+    )
 
 
 def seconds_text(seconds: float) -> str:

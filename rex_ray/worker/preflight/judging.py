@@ -74,8 +74,11 @@ def refuse_dtype(workers: Sequence[WorkerFacts], dtype: str) -> None:
     Raises:
         ConfigError: names the ranks, and what all of them have.
     """
-    have = {"bfloat16": lambda worker: worker.bf16, "float16": lambda worker: worker.fp16}[dtype]
-    lacking = [rank for rank, worker in enumerate(workers) if worker.device_type == "cuda" and not have(worker)]
+    lacking = [
+        rank
+        for rank, worker in enumerate(workers)
+        if worker.device_type == "cuda" and not (worker.bf16 if dtype == "bfloat16" else worker.fp16)
+    ]
     if lacking:
         common = common_dtype(workers)
         instead = "leave autocast out" if common is None else f"all ranks have {common}: use it, or dtype='auto'"
