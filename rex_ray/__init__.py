@@ -9,7 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from rex_ray.core.errors import ConfigError, IllegalEventError, InfeasibleError, LinkError, RexError
+from rex_ray.core.errors import (
+    ConfigError,
+    IllegalEventError,
+    InfeasibleError,
+    LinkError,
+    MemoryExhaustedError,
+    RexError,
+)
 
 if TYPE_CHECKING:
     from rex_ray.config import RexConfig
@@ -24,6 +31,7 @@ __all__ = [
     "IllegalEventError",
     "InfeasibleError",
     "LinkError",
+    "MemoryExhaustedError",
     "RexConfig",
     "RexError",
     "RexTrainer",

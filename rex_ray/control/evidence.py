@@ -78,7 +78,9 @@ def _apply(
         local_batch_sizes=phase.allocation.local_batch_sizes,
         lag_steps=lag_steps,
     )
-    now = replace(state, phase=phase, gauge=gauge, unheeded={})
+    # Here and not at every step: only another allocation has a rank run other rows, but for an epoch's tail.
+    row_limits = state.row_limits.with_run(phase.group.problem.workers, event.num_rows.tolist())
+    now = replace(state, phase=phase, gauge=gauge, unheeded={}, row_limits=row_limits)
     told = ask(rules, now, AllocationApplied(allocation=phase.allocation, step=event.step))
     return replace(told, notes=(applied, *told.notes))
 

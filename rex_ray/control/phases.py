@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from rex_ray.core.row_limits import RowLimits
 from rex_ray.core.types import Allocation, Problem
 from rex_ray.policies.base import Proposal
 
@@ -139,6 +140,9 @@ class ControllerState:
         gauge: measures the latest change.
         dropped: what was left out, by reason.
         findings: newest verdict of each part, and how many times in a row.
+        row_limits: what kinds of device were seen to hold; kept over groups.
+        last_generation: the group that began last, running or lost.
+        earlier: the last groups before it.
     """
 
     phase: Phase
@@ -154,3 +158,6 @@ class ControllerState:
     gauge: Gauge = field(default_factory=Gauge)
     dropped: Mapping[str, int] = field(default_factory=dict)
     findings: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    row_limits: RowLimits = field(default_factory=RowLimits)
+    last_generation: str | None = None
+    earlier: tuple[str, ...] = ()

@@ -95,6 +95,7 @@ class StepInHand:
         holding: gradients stay local for now (a micro-batch that is not the last one).
         chunk_rows: rows of the micro-batch under way; None: the whole share is one batch.
         num_chunks: micro-batches that the session cut; 0: it cut none.
+        loss_share: the part of the share that the loss under way was multiplied by, beside its weight.
         own_chunks: the user cuts micro-batches; their rows are read off the model's input.
         chunks_open: a loop over micro-batches has not reached its last one.
         rows_seen: rows of the micro-batches whose backward pass ended.
@@ -111,6 +112,7 @@ class StepInHand:
         norms: what is measured of its gradient.
         scale: the loss scale; None without a gradient scaler.
         loss: mean loss over this rank's rows.
+        output_sum: sum over the gradients of the model's outputs; only whether it is finite means anything.
     """
 
     plan: Plan
@@ -122,6 +124,7 @@ class StepInHand:
     holding: bool = False
     chunk_rows: int | None = None
     num_chunks: int = 0
+    loss_share: float = 1.0
     own_chunks: bool = False
     chunks_open: bool = False
     rows_seen: int = 0
@@ -137,12 +140,22 @@ class StepInHand:
     closed: bool = False
     scale: torch.Tensor | None = None
     loss: torch.Tensor | None = None
+    output_sum: torch.Tensor | None = None
     norms: StepNorms = field(default_factory=StepNorms)
 
     @property
     def num_rows(self) -> int:
         """This rank's real rows."""
         return self.plan.num_rows[self.rank]
+
+    def note_output_gradient(self, gradient: torch.Tensor) -> None:
+        """Keep whether the gradient of a model's output is finite, without waiting for it.
+
+        A sum is read once and written nowhere, and what is not finite makes it so; in half precision it would
+        overflow by itself.
+        """
+        part = gradient.detach().sum(dtype=torch.float32 if gradient.dtype.itemsize < 4 else None)
+        self.output_sum = part if self.output_sum is None else self.output_sum + part
 
     def weight(self, num_rows: int) -> float:
         """Return ``n * num_rows / B``: what turns DDP's mean over ranks into the mean over rows."""

@@ -45,14 +45,14 @@ class Gradients:
         step = self._tracker.need_in_hand("session.micro_batches")
         if num_chunks < 1:
             raise ConfigError(f"num_chunks is {num_chunks}, and a batch has at least one micro-batch")
-        self._agree(step, weight, "session.micro_batches(batch, num_chunks, weight=num_tokens)")
+        self.agree(step, weight, "session.micro_batches(batch, num_chunks, weight=num_tokens)")
         rows = step.num_rows
         count = max(min(num_chunks, rows), 1)
         bounds = [rows * i // count for i in range(count + 1)]
         step.chunks_open = True
         if count > 1:
             step.num_chunks = count
-            self._watch(step)
+            self.watch(step)
         for start, stop in pairwise(bounds):
             step.chunk_rows = stop - start
             is_last = stop == rows
@@ -61,7 +61,7 @@ class Gradients:
                 step.chunks_open = False
                 yield chunk
             else:
-                with self._hold(step):
+                with self.hold(step):
                     yield chunk
         step.chunk_rows = None
 
@@ -69,17 +69,17 @@ class Gradients:
     def accumulate(self, weight: float | None) -> Iterator[None]:
         """Keep the gradients of the enclosed backward passes local."""
         step = self._tracker.need_in_hand("session.accumulate")
-        self._agree(step, weight, "session.accumulate(weight=num_tokens)")
+        self.agree(step, weight, "session.accumulate(weight=num_tokens)")
         step.own_chunks = True
-        self._watch(step)
-        with self._hold(step):
+        self.watch(step)
+        with self.hold(step):
             yield
 
     def backward(self, loss: torch.Tensor, weight: float | None) -> None:
         """Differentiate the loss of the batch, or micro-batch, in hand."""
         step = self._tracker.need_in_hand("session.backward")
         if step.tokens is None:
-            self._agree(step, weight, "session.backward(loss, weight=num_tokens)")
+            self.agree(step, weight, "session.backward(loss, weight=num_tokens)")
         if self._by_tokens:
             if weight is None:
                 raise ConfigError("weight_by='tokens' needs session.backward(loss, weight=num_tokens)")
@@ -90,7 +90,7 @@ class Gradients:
         (loss if scaler is None else scaler.scale(loss)).backward()
         step.call_tokens = None
 
-    def _agree(self, step: StepInHand, weight: float | None, call: str) -> None:
+    def agree(self, step: StepInHand, weight: float | None, call: str) -> None:
         """Learn the global token count of the step; the wait for slower ranks is not this rank's own time."""
         if not self._by_tokens:
             if weight is not None:
@@ -108,12 +108,14 @@ class Gradients:
             total = self._group.sum(torch.tensor([step.tokens], dtype=torch.float64), "the step's token count")
         step.total_tokens = float(total)
 
-    def _watch(self, step: StepInHand) -> None:
+    def watch(self, step: StepInHand) -> None:
+        """Take each backward pass of the step for a gradient group of its own, where norms are measured."""
         if self._tracker.measures_norm:
             self._tracker.norms.watch(step)
 
     @contextmanager
-    def _hold(self, step: StepInHand) -> Iterator[None]:
+    def hold(self, step: StepInHand) -> Iterator[None]:
+        """Keep the gradients of the enclosed pass local."""
         unsynchronised: AbstractContextManager[None] = nullcontext()
         if isinstance(self._model, DistributedDataParallel):
             unsynchronised = self._model.no_sync()
