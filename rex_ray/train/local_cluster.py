@@ -60,18 +60,25 @@ class LocalCluster:
         devices: workers per kind of device.
         device_label: node label that bears the kind.
         address: where the cluster listens.
-        nodes: Ray's handle of the nodes, to add and remove some while it runs (in the main thread only).
+        nodes: Ray's handle of the nodes; remove some with ``nodes.remove_node``.
+        object_store_bytes: size of each node's object store.
     """
 
     devices: Mapping[str, int]
     device_label: str
     address: str
     nodes: Cluster
+    object_store_bytes: int = 80 * 2**20
 
     @property
     def num_workers(self) -> int:
         """Workers that the cluster has a CPU for."""
         return sum(self.devices.values())
+
+    def add_node(self, device: str, num_workers: int = 1) -> Any:
+        """Add a node of one kind of device with room for so many workers; return Ray's handle. Main thread only."""
+        labels = {self.device_label: device}
+        return self.nodes.add_node(num_cpus=num_workers, labels=labels, **_common(self.object_store_bytes))
 
     @property
     def label_selectors(self) -> list[dict[str, str]]:
@@ -119,12 +126,23 @@ def local_cluster(
             logging_level=logging.ERROR,
         )
         stack.callback(ray.shutdown)
-        yield LocalCluster(devices=dict(devices), device_label=device_label, address=cluster.address, nodes=cluster)
+        yield LocalCluster(
+            devices=dict(devices),
+            device_label=device_label,
+            address=cluster.address,
+            nodes=cluster,
+            object_store_bytes=object_store_bytes,
+        )
+
+
+def _common(object_store_bytes: int) -> dict[str, Any]:
+    """Return what every node is started with."""
+    return {"node_ip_address": "127.0.0.1", "object_store_memory": object_store_bytes}
 
 
 @contextlib.contextmanager
 def _nodes(devices: Mapping[str, int], device_label: str, head_cpus: int, object_store_bytes: int) -> Iterator[Cluster]:
-    common: dict[str, Any] = {"node_ip_address": "127.0.0.1", "object_store_memory": object_store_bytes}
+    common = _common(object_store_bytes)
     cluster = Cluster(shutdown_at_exit=True)
     try:
         cluster.add_node(
