@@ -17,10 +17,13 @@ import numpy as np
 from rex_ray.core.observations import StepObserved, TelemetryGap
 from rex_ray.core.types import FloatArray, IntArray, StepFlag, StepRecord, frozen, read_only
 
-__all__ = ["MAX_TIME_S", "StepAssembler", "TelemetryWatch", "quantise_norm", "quantise_norms"]
+__all__ = ["MAX_ROWS", "MAX_TIME_S", "StepAssembler", "TelemetryWatch", "quantise_norm", "quantise_norms"]
 
 MAX_TIME_S = 1e9
 """Some thirty years: a larger "time" is a broken clock, and would overflow the microseconds."""
+
+MAX_ROWS = 2**31
+"""More rows than any rank's share; sums over ranks stay far from overflowing."""
 
 
 @dataclass(slots=True)
@@ -145,6 +148,8 @@ class StepAssembler:
         num_rows = read_only([r.num_rows for r in records], np.int64)
         if step.fault is None and num_rows.min() < 0:
             step.fault = "negative rows step"
+        if step.fault is None and num_rows.max() > MAX_ROWS:
+            step.fault = "impossible rows step"
         if step.fault is not None:
             self._dropped[step.fault] += 1
             return None
@@ -196,7 +201,7 @@ def _assembled(records: list[StepRecord], num_rows: IntArray, times: FloatArray)
         weighted_sq_norm=norms,
         num_groups=None if norms is None else read_only([r.num_groups for r in records], np.int64),
         num_norm_steps=1 if norms is None else max(r.num_norm_steps for r in records),
-        global_sq_norm=None if first.global_sq_norm is None else quantise_norm(first.global_sq_norm),
+        global_sq_norm=None if first.global_sq_norm is None else _square(first.global_sq_norm),
         loss=_mean_loss(records),
         peak_memory_bytes=_peak_memory(records),
         flags=flags,
@@ -217,7 +222,13 @@ def quantise_norms(values: list[float | None]) -> FloatArray | None:
 def _norms(records: list[StepRecord]) -> FloatArray | None:
     if records[0].weighted_sq_norm is None:
         return None
-    return quantise_norms([record.weighted_sq_norm for record in records])
+    squares = [record.weighted_sq_norm for record in records]
+    return quantise_norms([None if square is None else _square(square) for square in squares])
+
+
+def _square(value: float) -> float | None:
+    """A measured square norm as it is judged; what is negative was none."""
+    return quantise_norm(value) if value >= 0.0 else None
 
 
 def _mean_loss(records: list[StepRecord]) -> float | None:

@@ -56,14 +56,22 @@ class Codec:
         """Return the value that ``encode`` was given; arrays come back read-only.
 
         Raises:
-            CodecError: an unknown class, or fields that the class does not have.
+            CodecError: an unknown class, fields that the class does not have, or what is no encoded value at all.
         """
+        try:
+            return self._decode(data)
+        except CodecError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise CodecError(f"no value of ours is written like this: {error!r}") from error
+
+    def _decode(self, data: Json) -> Any:
         if isinstance(data, list):
-            return tuple(self.decode(item) for item in data)
+            return tuple(self._decode(item) for item in data)
         if not isinstance(data, dict):
             return data
         if _TAG not in data:
-            return {key: self.decode(item) for key, item in data.items()}
+            return {key: self._decode(item) for key, item in data.items()}
         return self._decode_tagged(data[_TAG], data)
 
     def _encode(self, value: object, path: str) -> Json:
@@ -100,7 +108,7 @@ class Codec:
             case "float":
                 return float(data["value"])
             case "mapping":
-                return {self.decode(key): self.decode(item) for key, item in data["items"]}
+                return {self._decode(key): self._decode(item) for key, item in data["items"]}
             case "array":
                 return _decode_array(data)
         cls = self._classes.get(tag)
@@ -109,7 +117,7 @@ class Codec:
         if issubclass(cls, Enum):
             return cls(data["value"])
         try:
-            return cls(**{key: self.decode(item) for key, item in data.items() if key != _TAG})
+            return cls(**{key: self._decode(item) for key, item in data.items() if key != _TAG})
         except TypeError as error:
             raise CodecError(f"{tag} in the journal does not fit this version of rex_ray: {error}") from error
 

@@ -6,7 +6,9 @@ Two kinds of files, both only ever appended to:
     A *header* line per driver (the first one's, and one for each restore), then one line per event that is not a
     complete step, and per step that led to commands or notes::
 
-        {"k": 12, "event": {...}, "commands": [...], "notes": [...]}
+        {"k": 12, "event": {...}, "commands": [...], "notes": [...], "crc": 305419896}
+
+    The checksum is of what stands before it; lines of older versions have none.
 
 ``steps-00001.bin``, ``steps-00002.bin``, ...
     Complete steps in compressed columns (``columns``), ``k`` among them, and snapshots of the controller. Each file
@@ -44,6 +46,7 @@ EVENTS_FILE = "events.jsonl"
 MAGIC = b"rex_ray steps 1\n"
 RECORD = struct.Struct("<cII")
 BLOCK, SNAPSHOT = b"B", b"S"
+CHECKSUM = b',"crc":'
 
 Chunk: TypeAlias = tuple[str, bytes]
 """A file's name and the bytes to append to it."""
@@ -273,8 +276,9 @@ def _same_group(first: StepObserved, step: StepObserved) -> bool:
     return first.generation == step.generation and len(first.num_rows) == len(step.num_rows)
 
 
-def _json_line(data: object) -> bytes:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+def _json_line(data: Mapping[str, object]) -> bytes:
+    body = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()[:-1]
+    return body + CHECKSUM + str(zlib.crc32(body)).encode() + b"}\n"
 
 
 def _entry_line(entry: Entry, *, with_event: bool) -> bytes:

@@ -124,10 +124,10 @@ class JournalledController:
             custom_policy: see ``begin``.
 
         Raises:
-            CodecError: the files are no journal.
+            CodecError: the files are no journal, or one that does not hold together.
         """
         journal = read_journal(files)
-        controller = restore(journal, custom_policy)
+        controller = restore(journal, custom_policy, must_agree=True)
         header = replace(
             journal.header,
             environment=library_versions() | dict(environment or {}),

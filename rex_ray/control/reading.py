@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from rex_ray.control.codec import CodecError
 from rex_ray.control.columns import decode_steps
 from rex_ray.control.journal import (
     BLOCK,
+    CHECKSUM,
     EVENTS_FILE,
     MAGIC,
     RECORD,
@@ -62,6 +64,16 @@ def read_journal(files: Mapping[str, bytes]) -> Journal:
     Raises:
         CodecError: no journal, one of a newer version, or damage other than at an end.
     """
+    try:
+        return _read(files)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError, struct.error, zlib.error) as error:
+        if isinstance(error, CodecError):
+            raise
+        # Whole by its checksums, and still not what this version writes: no file of ours.
+        raise CodecError(f"the journal holds what no rex_ray wrote: {error!r}") from error
+
+
+def _read(files: Mapping[str, bytes]) -> Journal:
     ignored: list[str] = []
     parts = _read_lines(files.get(EVENTS_FILE, b""), ignored)
     if not parts:
@@ -106,6 +118,8 @@ def _read_lines(data: bytes, ignored: list[str]) -> list[_Part]:
             continue
         if not isinstance(record, dict):
             raise CodecError(f"{EVENTS_FILE} is damaged: line {number} is no object")
+        if not _is_unharmed(line, record):
+            raise CodecError(f"{EVENTS_FILE} is damaged: line {number} does not match its checksum")
         if "header" in record:
             parts.append(_Part(read_header(record["header"])))
             torn = None
@@ -114,6 +128,11 @@ def _read_lines(data: bytes, ignored: list[str]) -> list[_Part]:
         elif parts:
             parts[-1].lines[_number_of(record, number)] = record
     return parts
+
+
+def _is_unharmed(line: bytes, record: Mapping[str, Any]) -> bool:
+    """Whether a line that is JSON is the one that was written; lines of older versions do not tell."""
+    return "crc" not in record or record["crc"] == zlib.crc32(line.rpartition(CHECKSUM)[0])
 
 
 def newest_steps_file(files: Iterable[str]) -> int:

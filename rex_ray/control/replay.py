@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rex_ray.control.codec import Json
+from rex_ray.control.codec import CodecError, Json
 from rex_ray.control.controller import Controller
-from rex_ray.control.journal import Header, Journal
+from rex_ray.control.journal import Entry, Header, Journal
 from rex_ray.control.outcome import Mode
 from rex_ray.control.vocabulary import CODEC
 from rex_ray.core.errors import ConfigError, nearest_name_hint
@@ -102,10 +102,19 @@ def replay(
     )
 
 
-def restore(journal: Journal, policy: Policy[Any] | None = None) -> Controller:
+def restore(journal: Journal, policy: Policy[Any] | None = None, *, must_agree: bool = False) -> Controller:
     """Bring a controller back: its last snapshot, and the events since folded over it.
 
     What it had published and not seen applied is in ``Controller.unacknowledged``.
+
+    Args:
+        journal: what was recorded.
+        policy: see ``controller_for``.
+        must_agree: refuse a journal whose last events lead to other commands than they did: whoever goes on from it
+            would give versions a second meaning.
+
+    Raises:
+        CodecError: an event since the snapshot cannot be handled again, or does not agree.
     """
     controller = controller_for(journal.header, policy)
     first = 0
@@ -113,9 +122,20 @@ def restore(journal: Journal, policy: Policy[Any] | None = None) -> Controller:
         first, state = max(journal.snapshots, key=lambda snapshot: snapshot[0])
         controller.restore(state)
     for entry in journal.entries[first:]:
-        controller.handle(entry.event)
+        _again(controller, entry, must_agree)
     controller.take_notes()
     return controller
+
+
+def _again(controller: Controller, entry: Entry, must_agree: bool) -> None:
+    try:
+        commands = controller.handle(entry.event)
+    except Exception as error:
+        raise CodecError(f"event {entry.number} of the journal cannot be handled again: {error}") from error
+    if must_agree and commands != entry.commands:
+        found = find_difference(CODEC.encode(entry.commands), CODEC.encode(commands), "commands")
+        if found is not None:
+            raise CodecError(f"event {entry.number} of the journal does not lead to what it led to: {found}")
 
 
 def find_difference(recorded: Json, told: Json, path: str) -> str | None:

@@ -54,6 +54,7 @@ class SearchHelper:
         limits: how long what may take.
         env: of the process, beside the present one.
         clock: seconds that only go forward.
+        make_child: starts a process, given its environment.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class SearchHelper:
         limits: HelperLimits | None = None,
         env: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        make_child: Callable[[Mapping[str, str]], Child] = Child,
     ) -> None:
         self._limits = limits or HelperLimits()
         self._env = dict(env or {})
         self._clock = clock
+        self._make_child = make_child
         self._child: Child | None = None
         self._dying: list[Child] = []
         self._asked: dict[int, _Asked] = {}
@@ -157,7 +160,7 @@ class SearchHelper:
         if self._clock() < self._not_before_s:
             return "the search helper died and is not started again yet"
         try:
-            self._child = Child(self._env)
+            self._child = self._make_child(self._env)
         except OSError as error:
             self._count_death()
             return f"the search helper cannot be started: {error}"

@@ -18,13 +18,15 @@ from ray.exceptions import RayError
 from ray.util.queue import Empty
 
 from rex_ray.config import RexConfig
-from rex_ray.control.events import GroupStarted
-from rex_ray.core.errors import RexError
-from rex_ray.core.types import Allocation, Problem
-from rex_ray.train.control_host import ControlHost, ControlStatus
+from rex_ray.control.events import GroupStarted, SaveAsked
+from rex_ray.core.types import Allocation, LearntShape, Problem
+from rex_ray.train.control_host import ControlHost
+from rex_ray.train.control_status import ControlStatus
+from rex_ray.train.drains import DrainWatch, draining_nodes
+from rex_ray.train.journal_files import JournalFolder
+from rex_ray.train.profile_files import PROFILES_FILE, write_profiles
 from rex_ray.train.telemetry import POLL_LIMIT_S, first_line
-from rex_ray.train.wire import Batch
-from rex_ray.worker.link import GroupInfo
+from rex_ray.worker.link import GroupInfo, SaveRequest
 
 __all__ = ["ControlActor"]
 
@@ -35,6 +37,9 @@ _DRAIN_S: Final = 0.1
 _QUEUE_WAIT_S: Final = 1.0
 _QUEUE_RETRY_S: Final = 5.0
 _LISTEN_S: Final = 0.1
+_MOST_BATCHES: Final = 256
+_LOOK_S: Final = 1.0
+_PROFILES_S: Final = 30.0
 
 
 class ControlActor:
@@ -45,17 +50,23 @@ class ControlActor:
         queue_name: Ray name of the queue's actor, where the workers' records come from; the driver owns it. A handle
             would be an argument in the object store, which a restart may find gone.
         journal_dir: directory of the journal; if it holds one, this is a restart and goes on from it.
+        learnt: what is known of kinds of device from earlier jobs.
     """
 
-    def __init__(self, config: RexConfig, queue_name: str, journal_dir: str) -> None:
+    def __init__(
+        self, config: RexConfig, queue_name: str, journal_dir: str, learnt: tuple[LearntShape, ...] = ()
+    ) -> None:
         _log_to_stderr()
         self._config = config
         self._queue_name = queue_name
         self._queue: Any = None
         self._news = asyncio.Event()
-        self._host = ControlHost(config, Path(journal_dir), self._spread)
+        self._learnt = learnt
+        self._profiles = Path(journal_dir).with_name(PROFILES_FILE)
+        self._host = ControlHost(config, JournalFolder(Path(journal_dir)), self._spread, on_save=self._spread)
         self._started_s = time.monotonic()
-        self._tasks = [asyncio.ensure_future(loop) for loop in (self._drain(), self._listen(), self._tick())]
+        loops = (self._drain(), self._listen(), self._tick(), self._watch_nodes(), self._keep_profiles())
+        self._tasks = [asyncio.ensure_future(loop) for loop in loops]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
 
@@ -64,7 +75,7 @@ class ControlActor:
 
         Raises:
             InfeasibleError: no allocation fits the group's bounds.
-            RexError: the controller has failed.
+            RexError: the controller has failed, or another group has taken this one's place.
         """
         problem = Problem(
             workers=group.workers,
@@ -72,31 +83,42 @@ class ControlActor:
             max_global_batch_size=max(self._config.growth_limit, group.global_batch_size),
             dataset_size=group.dataset_size,
             optimizer=group.optimizer,
+            local_batch_multiple=group.local_batch_multiple,
+            learnt=self._learnt,
         )
-        self._host.handle(
+        return self._host.join(
             GroupStarted(generation=group.generation, problem=problem, step=group.step, allocation=group.allocation)
         )
-        if self._host.generation != group.generation or self._host.published is None:
-            raise RexError(f"the controller decides nothing: {self._host.fault or 'the run has ended'}")
-        return self._host.published
 
-    async def latest(self, generation: str, version: int) -> Allocation | None:
+    async def latest(self, generation: str, version: int, save_number: int = -1) -> Allocation | SaveRequest | None:
         """Return the newest allocation of ``generation`` once it is newer than ``version``; None after 10 s without.
 
-        A group that is not the running one hears nothing.
+        Or else a request for a save that is newer than ``save_number``. A group that is not the running one hears
+        nothing.
         """
         deadline = time.monotonic() + POLL_LIMIT_S
         while (left_s := deadline - time.monotonic()) > 0:
-            newest = self._host.published
-            if newest is not None and newest.version > version and generation == self._host.generation:
-                return newest
+            news = self._host.newer(generation, version) or self._host.newer_save(generation, save_number)
+            if news is not None:
+                return news
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), left_s)
         return None
 
-    async def lost(self, ranks: dict[int, str]) -> None:
-        """Hear from Ray Train which ranks failed, and why."""
-        self._host.lose(ranks)
+    async def generation(self) -> str | None:
+        """Say which group runs, for whoever tells of its losses."""
+        return self._host.generation
+
+    async def lost(self, generation: str | None, ranks: dict[int, str]) -> None:
+        """Hear from Ray Train which ranks of a group failed, and why. May come late: the group is named."""
+        self._host.lose(generation, ranks)
+
+    async def request_save(self, reason: str) -> bool:
+        """Have the running group save; False if there is none."""
+        generation = self._host.generation
+        if generation is not None:
+            self._host.handle(SaveAsked(generation=generation, reason=reason))
+        return generation is not None
 
     async def status(self) -> ControlStatus:
         """Say how the controller is."""
@@ -107,9 +129,11 @@ class ControlActor:
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(RayError, ValueError):  # whoever killed the queue was told of by the drain
-            for batch in await self._queued(wait_s=0.0):
-                self._host.take(batch)
+            while batches := await self._queued(wait_s=0.0):
+                for batch in batches:
+                    self._host.take(batch)
         self._host.end(reason)
+        self._write_profiles()
         return self._host.status()
 
     async def _drain(self) -> None:
@@ -122,19 +146,20 @@ class ControlActor:
                 continue
             for batch in batches:
                 self._host.take(batch)
-            await asyncio.sleep(_DRAIN_S)
+            # A flood is taken in portions, so that joins and polls are answered in between.
+            await asyncio.sleep(_DRAIN_S if len(batches) < _MOST_BATCHES else 0.0)
 
-    async def _queued(self, wait_s: float) -> list[Batch]:
-        """Return everything that the Queue holds, after waiting a while for the first batch."""
+    async def _queued(self, wait_s: float) -> list[Any]:
+        """Return what the Queue holds, a portion at most, after waiting a while for the first batch."""
         if self._queue is None:
             self._queue = ray.get_actor(self._queue_name)
         try:
-            batches: list[Batch] = [await self._queue.get.remote(wait_s)] if wait_s else []
+            batches: list[Any] = [await self._queue.get.remote(wait_s)] if wait_s else []
         except Empty:
             return []
         rest: int = await self._queue.qsize.remote()
         if rest:
-            batches += await self._queue.get_nowait_batch.remote(rest)
+            batches += await self._queue.get_nowait_batch.remote(min(rest, _MOST_BATCHES))
         return batches
 
     async def _tick(self) -> None:
@@ -148,7 +173,31 @@ class ControlActor:
             await asyncio.sleep(_LISTEN_S)
             self._host.hear_searches()
 
-    def _spread(self, _: Allocation) -> None:
+    async def _watch_nodes(self) -> None:
+        """Hear of nodes that are about to be taken away."""
+        watch = DrainWatch()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            drained = await asyncio.to_thread(draining_nodes)
+            group = self._host.group
+            if drained and group is not None:
+                for notice in watch.notices(group.generation, group.problem.workers, drained):
+                    self._host.handle(notice)
+
+    async def _keep_profiles(self) -> None:
+        while True:
+            await asyncio.sleep(_PROFILES_S)
+            self._write_profiles()
+
+    def _write_profiles(self) -> None:
+        """Write what is known of kinds of device. It is a help for later jobs: a full disk is no fault of this one."""
+        try:
+            if learnt := self._host.learnt:
+                write_profiles(self._profiles, learnt)
+        except OSError as error:
+            logger.warning("the profiles of device kinds cannot be written (%s); later jobs learn anew", error)
+
+    def _spread(self, _: Allocation | None = None) -> None:
         """Wake every long poll; each sees for itself whether this is news to it."""
         self._news.set()
         self._news = asyncio.Event()

@@ -4,104 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
-from typing import Final, Protocol, assert_never
+from typing import Any, Final
 
 from rex_ray.config import RexConfig
-from rex_ray.control.codec import CodecError
-from rex_ray.control.commands import (
-    ApplyAllocation,
-    CancelSearch,
-    Command,
-    RequestCheckpoint,
-    RequestWorldSize,
-    StartSearch,
-    TellTrial,
-)
-from rex_ray.control.events import (
-    Event,
-    IncidentReported,
-    MetricReported,
-    RunEnded,
-    SearchFailed,
-    Ticked,
-    WorkerLost,
-)
+from rex_ray.control.events import Event, GroupStarted, RunEnded, SearchFailed, Ticked, WorkerLost
 from rex_ray.control.journal import EVENTS_FILE, Chunk
 from rex_ray.control.journalled import JournalledController, Turn
-from rex_ray.control.phases import Running, Starting, Switching
-from rex_ray.core.errors import InfeasibleError
-from rex_ray.core.search_problem import SearchProblem
-from rex_ray.core.types import Allocation
+from rex_ray.control.phases import Ended, Group, Running, Starting, Switching
+from rex_ray.core.errors import InfeasibleError, RexError
+from rex_ray.core.types import Allocation, LearntShape
+from rex_ray.policies.base import Policy
+from rex_ray.policies.learnt import learnt_shapes
 from rex_ray.search.helper import SearchHelper
-from rex_ray.search.protocol import Reply
-from rex_ray.train.journal_files import append_chunks, read_files
+from rex_ray.train.control_status import ControlStatus
+from rex_ray.train.emission import Emission, Searching
+from rex_ray.train.intake import Intake
+from rex_ray.train.journal_files import JournalStore
 from rex_ray.train.search_events import event_of
-from rex_ray.train.wire import Batch, decode
-from rex_ray.worker.link import IncidentRecord, MetricRecord
+from rex_ray.worker.link import SaveRequest
 
-__all__ = ["ControlHost", "ControlStatus"]
+__all__ = ["ControlHost"]
 
 logger = logging.getLogger("rex_ray")
 
 _GAP_S: Final = 10.0
 _HEADER_MARK: Final = b'{"header":'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlStatus:
-    """How the controller is.
-
-    Attributes:
-        phase: name of the controller's phase.
-        generation: the running group, or None.
-        last_step: newest complete step.
-        allocation: what was published last.
-        last_reason: the policy's newest reason, also for changing nothing.
-        num_events: events handled.
-        num_restarts: how often the actor came back from its journal.
-        dropped: what was turned away, by reason.
-        gap: the newest complaint about missing telemetry, or None while steps come in.
-        fault: why the controller decides nothing any more, or None while it is well.
-    """
-
-    phase: str
-    generation: str | None
-    last_step: int
-    allocation: Allocation | None
-    last_reason: str
-    num_events: int
-    num_restarts: int
-    dropped: dict[str, int]
-    gap: str | None
-    fault: str | None
-
-
-class Searching(Protocol):
-    """Who carries searches out, and never has anybody wait: see ``SearchHelper``."""
-
-    def start(self, search_id: str, seed: int, problem: SearchProblem) -> None:
-        """Begin a search."""
-        ...
-
-    def tell(self, search_id: str, trial: int, objective: float, own_s: Sequence[float] = ()) -> None:
-        """Give a search the objective of a trial that it asked for."""
-        ...
-
-    def cancel(self, search_id: str) -> None:
-        """Call a search off."""
-        ...
-
-    def poll(self) -> list[Reply]:
-        """Return what was said since the last call."""
-        ...
-
-    def close(self) -> None:
-        """Have no process left."""
-        ...
 
 
 class ControlHost:
@@ -112,31 +41,31 @@ class ControlHost:
 
     Args:
         config: what to adapt and how.
-        directory: of the journal; if it holds one, this goes on from it.
+        store: of the journal; if it holds one, this goes on from it.
         on_news: called with every allocation that is published, the last one again when going on from a journal.
         make_helper: called when the first search is asked for.
+        custom_policy: the policy itself where it is not a registered one.
+        on_save: called when a save is asked for.
     """
 
     def __init__(
         self,
         config: RexConfig,
-        directory: Path,
+        store: JournalStore,
         on_news: Callable[[Allocation], None],
         make_helper: Callable[[], Searching] = SearchHelper,
+        custom_policy: Policy[Any] | None = None,
+        on_save: Callable[[], None] = lambda: None,
     ) -> None:
-        self._dir = directory
-        self._on_news = on_news
-        self._published: Allocation | None = None
-        self._dropped: Counter[str] = Counter()
-        self._worker_drops: dict[int, int] = {}
+        self._store = store
+        self._intake = Intake()
+        self._emission = Emission(on_news, make_helper, on_save)
         self._fault: str | None = None
         self._gap: str | None = None
         self._can_write = True
-        self._has_ended = False
         self._num_restarts = 0
-        self._make_helper = make_helper
-        self._helper: Searching | None = None
-        self._controller = self._begin(config)
+        self._controller = self._begin(config, custom_policy)
+        self._has_ended = isinstance(self._controller.controller.phase, Ended)
         # They lived in a process that ended with this host's predecessor.
         for search_id in self._controller.controller.state.searches:
             self.handle(SearchFailed(search_id=search_id, reason="the helper was lost with the control actor"))
@@ -146,7 +75,7 @@ class ControlHost:
     @property
     def published(self) -> Allocation | None:
         """The newest allocation that was published."""
-        return self._published
+        return self._emission.published
 
     @property
     def fault(self) -> str | None:
@@ -154,27 +83,45 @@ class ControlHost:
         return self._fault
 
     @property
-    def generation(self) -> str | None:
+    def group(self) -> Group | None:
         """The running group."""
         phase = self._controller.controller.phase
-        return phase.group.generation if isinstance(phase, Starting | Running | Switching) else None
+        return phase.group if isinstance(phase, Starting | Running | Switching) else None
+
+    @property
+    def generation(self) -> str | None:
+        """Identity of the running group."""
+        group = self.group
+        return None if group is None else group.generation
+
+    @property
+    def learnt(self) -> tuple[LearntShape, ...]:
+        """What is known by now of each kind of device."""
+        return learnt_shapes(self._controller.controller.state.policy_state)
+
+    def newer(self, generation: str, version: int) -> Allocation | None:
+        """Return the newest allocation of the running group, if that is ``generation`` and knows only ``version``."""
+        return self._emission.newer(generation, version) if generation == self.generation else None
+
+    def newer_save(self, generation: str, number: int) -> SaveRequest | None:
+        """Return the newest request for a save, if ``generation`` runs and knows only of ``number``."""
+        return self._emission.newer_save(generation, number) if generation == self.generation else None
 
     def status(self) -> ControlStatus:
         """Say how the controller is."""
         state = self._controller.controller.state
-        dropped = Counter(self._controller.dropped) + self._dropped
-        dropped["not taken by the queue"] = sum(self._worker_drops.values())
         return ControlStatus(
             phase=type(state.phase).__name__,
             generation=self.generation,
             last_step=state.last_step,
-            allocation=self._published,
+            allocation=self.published,
             last_reason=state.last_reason,
             num_events=state.num_events,
             num_restarts=self._num_restarts,
-            dropped=dict(+dropped),
+            dropped=dict(+(Counter(self._controller.dropped) + self._intake.dropped)),
             gap=self._gap,
             fault=self._fault,
+            row_limits=dict(state.row_limits.most),
         )
 
     # --- events in
@@ -187,25 +134,37 @@ class ControlHost:
         """
         self._guarded(partial(self._controller.handle, event))
 
-    def take(self, batch: Batch) -> None:
-        """Take one worker's records."""
-        if batch.num_dropped:
-            self._worker_drops[batch.rank] = batch.num_dropped
-        self._guarded(lambda: self._controller.add(decode(batch)))
-        for metric in batch.metrics:
-            self._take_metric(metric)
-        for incident in batch.incidents:
-            self._take_incident(incident)
+    def join(self, event: GroupStarted) -> Allocation:
+        """Take a group that formed; return its first allocation. Asking twice is harmless.
 
-    def lose(self, ranks: dict[int, str]) -> None:
-        """Hear which ranks failed, and why."""
+        Raises:
+            InfeasibleError: no allocation fits the group's bounds.
+            RexError: the controller has failed, or another group has taken this one's place.
+        """
+        self.handle(event)
+        first = self.newer(event.generation, -1)
+        if first is None:
+            raise RexError(f"the controller decides nothing: {self._fault or self._why_not()}")
+        return first
+
+    def take(self, batch: object) -> None:
+        """Take one worker's records, as they come out of the queue."""
+        sound = self._intake.open(batch)
+        if sound is None:
+            return
+        self._guarded(lambda: self._controller.add(self._intake.records(sound)))
+        for event in self._intake.events(sound, self.generation):
+            self.handle(event)
+
+    def lose(self, generation: str | None, ranks: dict[int, str]) -> None:
+        """Hear which ranks of a group failed, and why; news of a group that is gone is too late to matter."""
         for rank, reason in sorted(ranks.items()):
-            if self.generation is not None:
-                self.handle(WorkerLost(generation=self.generation, rank=rank, reason=reason))
+            if generation is not None and generation == self.generation:
+                self.handle(WorkerLost(generation=generation, rank=rank, reason=reason))
 
     def hear_searches(self) -> None:
         """Take what searches said since the last call; their limits run out here, too."""
-        for reply in self._helper.poll() if self._helper is not None else ():
+        for reply in self._emission.replies():
             self.handle(event_of(reply))
 
     def tick(self, elapsed_s: float) -> None:
@@ -225,33 +184,40 @@ class ControlHost:
         fault, self._fault = self._fault, None
         if self._can_write:
             self.handle(RunEnded(reason=reason))
-            self._append(self._controller.flush())
+            if self._can_write:
+                self._guarded(lambda: Turn(chunks=self._controller.flush()))
         self._fault = fault or self._fault
         self._has_ended = True
-        self._dismiss_helper()
+        self._emission.dismiss_helper()
 
     def fail(self, error: BaseException) -> None:
         """Decide nothing more. The journal stays as it is, and so does the last allocation."""
         self._fault = f"{type(error).__name__}: {error}"
-        self._dismiss_helper()
+        self._emission.dismiss_helper()
         logger.error("the controller failed; training goes on under the last allocation", exc_info=error)
 
     # --- inside
 
-    def _begin(self, config: RexConfig) -> JournalledController:
+    def _begin(self, config: RexConfig, policy: Policy[Any] | None) -> JournalledController:
         """Begin a journal, or go on from the one that an earlier life left."""
-        files = read_files(self._dir)
-        if not files:
+        files = self._store.read()
+        if not any(files.values()):
+            # Also where an earlier life died before its first byte was written.
             controller, chunks = JournalledController.begin(
-                policy=config.policy, policy_options=config.policy_options, seed=config.seed, mode=config.mode
+                policy=config.policy,
+                policy_options=config.policy_options,
+                seed=config.seed,
+                mode=config.mode,
+                custom_policy=policy,
             )
             self._append(chunks)
             return controller
         self._num_restarts = files.get(EVENTS_FILE, b"").count(_HEADER_MARK)
         try:
-            controller, turn = JournalledController.resume(files)
-        except CodecError as error:
-            # What can be read of the damaged journal may still tell the story: nothing more is written to it.
+            controller, turn = JournalledController.resume(files, custom_policy=policy)
+        except Exception as error:  # noqa: BLE001 - logged with its traceback by fail()
+            # Whatever it is, a next life would meet it again, and Ray start one for ever. What can be read of the
+            # damaged journal may still tell the story: nothing more is written to it.
             self._can_write = False
             self.fail(error)
             controller, _ = JournalledController.begin(policy="bsp", mode="off")
@@ -266,32 +232,8 @@ class ControlHost:
         )
         return controller
 
-    def _take_metric(self, metric: MetricRecord) -> None:
-        if metric.generation != self.generation:
-            self._dropped["stale metric"] += 1
-            return
-        self.handle(
-            MetricReported(
-                generation=metric.generation,
-                epoch=metric.epoch,
-                step=metric.step,
-                elapsed_us=round(metric.elapsed_s * 1e6),
-                metrics=dict(metric.metrics),
-            )
-        )
-
-    def _take_incident(self, incident: IncidentRecord) -> None:
-        """Journal an incident, also of a group that is gone: what ended it may well be the reason."""
-        logger.warning("rank %d, step %d: %s", incident.rank, incident.step, incident.message)
-        self.handle(
-            IncidentReported(
-                generation=incident.generation,
-                rank=incident.rank,
-                step=incident.step,
-                kind=incident.kind,
-                message=incident.message,
-            )
-        )
+    def _why_not(self) -> str:
+        return "the run has ended" if self._has_ended else "another worker group has taken this one's place"
 
     def _guarded(self, handle: Callable[[], Turn]) -> None:
         """Handle something; a fault of the controller or the disk ends decisions, not training, and is told in full."""
@@ -308,36 +250,10 @@ class ControlHost:
         """Write the journal, then emit: a command that nobody remembers must not be obeyed."""
         self._append(turn.chunks)
         for command in turn.commands:
-            self._emit(command)
+            self._emission.emit(command)
 
     def _append(self, chunks: Iterable[Chunk]) -> None:
         if self._can_write:
             self._can_write = False  # a write that fails half-way must be the journal's last
-            append_chunks(self._dir, chunks)
+            self._store.append(chunks)
             self._can_write = True
-
-    def _emit(self, command: Command) -> None:
-        match command:
-            case ApplyAllocation(allocation=allocation):
-                self._published = allocation
-                self._on_news(allocation)
-            case StartSearch(search_id=search_id, seed=seed, problem=problem):
-                self._helper = self._helper or self._make_helper()
-                self._helper.start(search_id, seed, problem)
-            case TellTrial(search_id=search_id, trial=trial, objective=objective, own_s=own_s):
-                if self._helper is not None:
-                    self._helper.tell(search_id, trial, objective, own_s)
-            case CancelSearch(search_id=search_id):
-                if self._helper is not None:
-                    self._helper.cancel(search_id)
-            case RequestWorldSize(num_workers=num_workers, reason=reason):
-                logger.warning("the policy asks for %d workers (%s); resizing is up to you", num_workers, reason)
-            case RequestCheckpoint(reason=reason):
-                logger.warning("the policy asks for a save (%s); the next report makes one", reason)
-            case unknown:
-                assert_never(unknown)
-
-    def _dismiss_helper(self) -> None:
-        helper, self._helper = self._helper, None
-        if helper is not None:
-            helper.close()

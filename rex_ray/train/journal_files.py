@@ -5,16 +5,47 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rex_ray.control.journal import Chunk
 
 if TYPE_CHECKING:
     from ray.train import RunConfig
 
-__all__ = ["append_chunks", "new_journal_dir", "read_files", "run_directory"]
+__all__ = ["JournalFolder", "JournalStore", "append_chunks", "new_journal_dir", "read_files", "run_directory"]
 
 logger = logging.getLogger("rex_ray")
+
+
+class JournalStore(Protocol):
+    """Where a driver keeps its journal."""
+
+    def read(self) -> dict[str, bytes]:
+        """Return the files of an earlier life by name; nothing if there was none."""
+        ...
+
+    def append(self, chunks: Iterable[Chunk]) -> None:
+        """Append chunks in order. Whoever is killed in between has written a prefix of their bytes, and no more."""
+        ...
+
+
+class JournalFolder:
+    """A journal in a folder that is there.
+
+    Args:
+        directory: of the journal's files.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def read(self) -> dict[str, bytes]:
+        """Return the files by name."""
+        return read_files(self._directory)
+
+    def append(self, chunks: Iterable[Chunk]) -> None:
+        """Append chunks in order."""
+        append_chunks(self._directory, chunks)
 
 
 def run_directory(run_config: RunConfig) -> Path:

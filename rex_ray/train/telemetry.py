@@ -19,8 +19,10 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.queue import Queue
 
 from rex_ray.core.types import Allocation
+from rex_ray.train.listener import Listener
+from rex_ray.train.outbox import Outbox
 from rex_ray.train.wire import encode
-from rex_ray.worker.link import GroupInfo, Record
+from rex_ray.worker.link import GroupInfo, Record, SaveRequest
 
 __all__ = ["POLL_LIMIT_S", "Poller", "Pump", "first_line", "pump_interval_s"]
 
@@ -29,10 +31,7 @@ logger = logging.getLogger("rex_ray")
 POLL_LIMIT_S = 10.0
 """The control actor answers a poll within this time, with news or without."""
 
-_MOST_WAITING = 4096
-_EARLY_RECORDS = 16
 _LEAST_INTERVAL_S = 0.1
-_MOST_IN_FLIGHT = 8
 _FIRST_BACK_OFF_S, _LAST_BACK_OFF_S = 0.5, 8.0
 _SLICE_S = 0.5
 
@@ -57,12 +56,8 @@ class Pump:
         self._queue = queue
         self._rank = rank
         self._interval_s = interval_s
-        self._waiting: deque[Record] = deque()
+        self._outbox = Outbox()
         self._in_flight: deque[tuple[Any, int]] = deque()
-        self._num_dropped = 0
-        self._is_broken = False
-        self._retry_at_s = 0.0
-        self._back_off_s = _FIRST_BACK_OFF_S
         self._early = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rex_ray-pump", daemon=True)
@@ -70,7 +65,7 @@ class Pump:
     @property
     def num_dropped(self) -> int:
         """Records that never reached the Queue."""
-        return self._num_dropped
+        return self._outbox.num_dropped
 
     def start(self) -> None:
         """Start the thread."""
@@ -78,11 +73,7 @@ class Pump:
 
     def put(self, records: Sequence[Record]) -> None:
         """Take records; never waits. When too many wait already, the oldest are dropped."""
-        self._waiting.extend(records)
-        while len(self._waiting) > _MOST_WAITING:
-            self._waiting.popleft()
-            self._num_dropped += 1
-        if len(self._waiting) >= _EARLY_RECORDS:
+        if self._outbox.put(records):
             self._early.set()
 
     def stop(self, timeout_s: float) -> None:
@@ -93,7 +84,7 @@ class Pump:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         references = [reference for reference, _ in self._in_flight]
-        if references and not self._is_broken and ray.is_initialized():
+        if references and not self._outbox.is_broken and ray.is_initialized():
             ray.wait(references, num_returns=len(references), timeout=max(deadline - time.monotonic(), 0.0))
 
     def _run(self) -> None:
@@ -106,15 +97,11 @@ class Pump:
 
     def _send(self) -> None:
         self._settle()
-        records = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        if not records:
-            return
-        if time.monotonic() < self._retry_at_s or len(self._in_flight) >= _MOST_IN_FLIGHT:
-            self._num_dropped += len(records)
-            return
-        batch = encode(self._rank, records, self._num_dropped)
-        # Queue.put_nowait would wait for the answer.
-        self._in_flight.append((self._queue.actor.put_nowait.remote(batch), len(records)))
+        records = self._outbox.take(time.monotonic())
+        if records:
+            batch = encode(self._rank, records, self._outbox.num_dropped)
+            # Queue.put_nowait would wait for the answer.
+            self._in_flight.append((self._queue.actor.put_nowait.remote(batch), len(records)))
 
     def _settle(self) -> None:
         """See how the puts under way fared."""
@@ -126,21 +113,15 @@ class Pump:
             try:
                 ray.get(reference)
             except RayError as error:
-                self._num_dropped += num_records
-                self._broke(error)
+                if self._outbox.failed(num_records, time.monotonic()):
+                    logger.warning(
+                        "rank %d: the telemetry queue takes no records (%s); training goes on, unobserved",
+                        self._rank,
+                        first_line(error),
+                    )
             else:
-                self._is_broken, self._back_off_s = False, _FIRST_BACK_OFF_S
-
-    def _broke(self, error: RayError) -> None:
-        if not self._is_broken:
-            self._is_broken = True
-            logger.warning(
-                "rank %d: the telemetry queue takes no records (%s); training goes on, unobserved",
-                self._rank,
-                first_line(error),
-            )
-        self._retry_at_s = time.monotonic() + self._back_off_s
-        self._back_off_s = min(2 * self._back_off_s, _LAST_BACK_OFF_S)
+                if self._outbox.arrived():
+                    logger.warning("rank %d: the telemetry queue takes records again", self._rank)
 
 
 class Poller:
@@ -155,8 +136,7 @@ class Poller:
     def __init__(self, control: Any, group: GroupInfo, known: Allocation | None) -> None:
         self._control = control
         self._group = group
-        self._known_version = None if known is None else known.version
-        self._newest: Allocation | None = None
+        self._listener = Listener(known)
         self._is_broken = known is None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rex_ray-poller", daemon=True)
@@ -164,7 +144,12 @@ class Poller:
     @property
     def newest(self) -> Allocation | None:
         """The newest allocation that was published, or None; a read of a field."""
-        return self._newest
+        return self._listener.newest
+
+    @property
+    def save(self) -> SaveRequest | None:
+        """The newest request for a save, or None; a read of a field."""
+        return self._listener.save
 
     def start(self) -> None:
         """Start the thread."""
@@ -192,24 +177,23 @@ class Poller:
                 self._is_broken = False
                 logger.warning("the control actor answers again")
             back_off_s = _FIRST_BACK_OFF_S
-            if news is not None and (self._known_version is None or news.version > self._known_version):
-                self._known_version = news.version
-                self._newest = news
+            self._listener.hear(news)
 
-    def _poll(self) -> Allocation | None:
+    def _poll(self) -> Allocation | SaveRequest | None:
         """Ask once, in slices, so that a stop is heard.
 
         Raises:
             RayError: the actor is gone, failed, or did not answer within twice its own limit.
         """
-        if self._known_version is None:
+        known_version = self._listener.known_version
+        if known_version is None:
             reference = self._control.join.remote(self._group)
         else:
-            reference = self._control.latest.remote(self._group.generation, self._known_version)
+            reference = self._control.latest.remote(self._group.generation, known_version, self._listener.known_save)
         deadline = time.monotonic() + 2 * POLL_LIMIT_S
         while not self._stopping.is_set():
             if ray.wait([reference], timeout=_SLICE_S)[0]:
-                news: Allocation | None = ray.get(reference)
+                news: Allocation | SaveRequest | None = ray.get(reference)
                 return news
             if time.monotonic() >= deadline:
                 raise GetTimeoutError(f"no answer within {2 * POLL_LIMIT_S:g} s")

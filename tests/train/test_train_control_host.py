@@ -13,7 +13,7 @@ from rex_ray.control.events import RunEnded, StepObserved, TelemetryGap
 from rex_ray.control.reading import read_journal
 from rex_ray.control.replay import replay
 from rex_ray.train.control_host import ControlHost
-from rex_ray.train.journal_files import read_files
+from rex_ray.train.journal_files import JournalFolder, read_files
 from rex_ray.train.wire import encode
 from rex_ray.worker.link import MetricRecord
 
@@ -30,7 +30,7 @@ def make_host(journal_dir: Path) -> tuple[ControlHost, list[int]]:
     """A host, and the versions that it spread."""
     news: list[int] = []
 
-    return ControlHost(CONFIG, journal_dir, lambda allocation: news.append(allocation.version)), news
+    return ControlHost(CONFIG, JournalFolder(journal_dir), lambda allocation: news.append(allocation.version)), news
 
 
 def metric(generation: str = "g") -> MetricRecord:
@@ -132,9 +132,9 @@ def test_what_is_of_another_group_or_never_arrived_is_counted(journal_dir: Path)
 def test_the_loss_of_a_rank_ends_its_group(journal_dir: Path) -> None:
     host, _ = make_host(journal_dir)
     host.handle(started())
-    host.lose({1: "killed"})
+    host.lose("g", {1: "killed"})
     assert host.generation is None
-    host.lose({0: "killed too"})
+    host.lose("g", {0: "killed too"})
     host.end("failed: killed")
     journal = read_journal(read_files(journal_dir))
     assert not [event for event in journal.events if isinstance(event, StepObserved)]

@@ -21,8 +21,9 @@ from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.types import Allocation
 from rex_ray.search.helper import HelperLimits, SearchHelper
 from rex_ray.search.protocol import Finished, Reply, TrialAsked
-from rex_ray.train.control_host import ControlHost, Searching
-from rex_ray.train.journal_files import read_files
+from rex_ray.train.control_host import ControlHost
+from rex_ray.train.emission import Searching
+from rex_ray.train.journal_files import JournalFolder, read_files
 from rex_ray.train.wire import encode
 
 CONFIG = RexConfig(global_batch_size=32, policy_options={"growth": "off", "trigger": "off"})
@@ -62,7 +63,7 @@ class Run:
         journal_dir.mkdir(exist_ok=True)
         self.journal_dir = journal_dir
         self.allocation = first_allocation()
-        self.host = ControlHost(CONFIG, journal_dir, self._news, make_helper)
+        self.host = ControlHost(CONFIG, JournalFolder(journal_dir), self._news, make_helper)
         self.step = 0
 
     def _news(self, allocation: Allocation) -> None:
