@@ -17,7 +17,8 @@ from torch import nn
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import Allocation
 from rex_ray.worker.data.sampler import Position
-from rex_ray.worker.model.replicas import unwrap
+from rex_ray.worker.model.replicas import is_sharded, unwrap
+from rex_ray.worker.saving.sharded_state import ShardedModel, ShardedOptimizer
 
 __all__ = [
     "Prepared",
@@ -30,6 +31,8 @@ __all__ = [
     "save_allocation",
     "save_position",
 ]
+
+_MOST_SAID = 300
 
 
 class Stateful(Protocol):
@@ -53,9 +56,17 @@ class Prepared:
     scheduler: Stateful | None = None
     scaler: torch.amp.GradScaler | None = None
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a part of the model and the optimizer, and rank 0's state is the whole."""
+        return is_sharded(unwrap(self.model))
+
     def _parts(self) -> dict[str, Any]:
-        bare = unwrap(self.model)
-        parts = {"model": bare, "optimizer": self.optimizer, "scheduler": self.scheduler, "scaler": self.scaler}
+        bare: Any = unwrap(self.model)
+        optimizer: Any = self.optimizer
+        if is_sharded(bare):
+            bare, optimizer = ShardedModel(bare), ShardedOptimizer(bare, optimizer)
+        parts = {"model": bare, "optimizer": optimizer, "scheduler": self.scheduler, "scaler": self.scaler}
         return {name: part for name, part in parts.items() if part is not None}
 
     def save(self) -> dict[str, Any]:
@@ -82,10 +93,10 @@ def load_part(name: str, part: Stateful, saved: Any) -> None:
     try:
         part.load_state_dict(saved)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
+        said = " ".join(str(error).split())[:_MOST_SAID]
         raise ConfigError(
-            f"the {name} does not take what the save holds of it ({type(error).__name__}: {lines[0]}); resume with "
-            "the code that made the save, or give the run another name to begin anew"
+            f"the {name} does not take what the save holds of it ({type(error).__name__}: {said}); resume with the "
+            "code that made the save, or give the run another name to begin anew"
         ) from error
 
 
