@@ -1,4 +1,4 @@
-"""The command line: ``rex-ray demo | plan | simulate | replay | report | audit | env``.
+"""The command line: ``rex-ray demo | plan | simulate | replay | report | audit | doctor | env``.
 
 Everything heavy is imported inside the command that needs it: ``rex-ray --help`` answers at once.
 """
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rex_ray.cli import forecasts, journals
+from rex_ray.cli import cluster, forecasts, journals
 from rex_ray.core.errors import ConfigError, RexError
 
 __all__ = ["app", "main"]
@@ -115,7 +115,7 @@ def _worker_counts(entries: list[str]) -> dict[str, int]:
     return counts
 
 
-for _command in (forecasts.plan, forecasts.simulate, journals.replay, journals.report, journals.audit):
+for _command in (forecasts.plan, forecasts.simulate, journals.replay, journals.report, journals.audit, cluster.doctor):
     app.command()(_command)
 
 
