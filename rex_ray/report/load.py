@@ -74,7 +74,8 @@ def _settings(journal: Journal) -> dict[str, str]:
     if group is not None:
         problem = group.problem
         settings["global batch"] = f"{problem.global_batch_size:,} rows, at most {problem.max_global_batch_size:,}"
-        settings["data set"] = f"{problem.dataset_size:,} rows"
+        rows = problem.dataset_size
+        settings["data set"] = "streams of unknown length" if rows is None else f"{rows:,} rows"
         settings["generation"] = group.generation
     settings["journal"] = f"{len(journal.entries):,} events, version {header.schema_version}"
     if len(journal.headers) > 1:

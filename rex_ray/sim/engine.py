@@ -136,9 +136,12 @@ class _Group:
     charges_s: list[float] = field(default_factory=list)
     allocations: list[tuple[int, Allocation]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    rows_per_epoch: int = field(init=False)
 
     def __post_init__(self) -> None:
         problem = self.scenario.problem
+        assert problem.dataset_size is not None, "a simulated data set has been counted"
+        self.rows_per_epoch = problem.dataset_size
         commands = self.tell(GroupStarted(generation=self.scenario.generation, problem=problem))
         first = next(command for command in commands if isinstance(command, ApplyAllocation))
         self.allocations.append((0, first.allocation))
@@ -182,7 +185,7 @@ class _Group:
             self.settled_from = max(self.settled_from, step + scenario.settle_steps)
         allocation = self.allocations[-1][1]
         flags = StepFlag.WARM_UP if step < self.settled_from else StepFlag.NONE
-        left = scenario.problem.dataset_size - self.cursor
+        left = self.rows_per_epoch - self.cursor
         num_rows, rows = allocation.global_batch_size, allocation.local_batch_sizes
         if left < num_rows:
             num_rows, rows = left, rows_per_rank(left, rows)
@@ -237,5 +240,5 @@ class _Group:
 
     def _move_on(self, num_rows: int) -> None:
         self.cursor += num_rows
-        if self.cursor >= self.scenario.problem.dataset_size:
+        if self.cursor >= self.rows_per_epoch:
             self.cursor, self.epoch = 0, self.epoch + 1

@@ -234,6 +234,8 @@ class Session:
         joined = self._feed.joined
         prepared = self._model_side.prepare(model, parts, self._restored, optimizer_known=not joined)
         self._collector.prepare(parts, restored=self._restored)
+        if parts.is_sharded:
+            self._saves.rely_on_rank_0()
         if joined:
             self._warn_of_late_prepare()
         if self._restored is not None:

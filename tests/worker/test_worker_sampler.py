@@ -30,10 +30,7 @@ def samplers(script: list[tuple[int, Allocation]], num_ranks: int, num_rows: int
     schedule = Schedule(script[0][1])
     for step, changed in script[1:]:
         schedule.add(step, changed)
-    return [
-        ElasticSampler(dataset_size=num_rows, rank=rank, seed=4, schedule=schedule, carry_epoch=False)
-        for rank in range(num_ranks)
-    ]
+    return [ElasticSampler(dataset_size=num_rows, rank=rank, seed=4, schedule=schedule) for rank in range(num_ranks)]
 
 
 @given(scripts(), st.integers(1, 150), st.integers(0, 3))
@@ -41,7 +38,7 @@ def test_every_row_comes_once_per_epoch_whatever_the_shares_become(
     ranks_and_script: tuple[int, list[tuple[int, Allocation]]], num_rows: int, epoch: int
 ) -> None:
     num_ranks, script = ranks_and_script
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
     plans = []
     for rank, sampler in enumerate(samplers(script, num_ranks, num_rows)):
         sampler.rewind(Position(epoch=epoch, cursor=0, step=0))
@@ -51,7 +48,7 @@ def test_every_row_comes_once_per_epoch_whatever_the_shares_become(
         for batch, plan in zip(batches, drawn, strict=True):
             assert len(batch) == max(plan.num_rows[rank], 1)
             seen += batch if plan.num_rows[rank] else []
-    assert sorted(seen) == list(range(num_rows))
+    assert sorted(seen) == [(epoch, row) for row in range(num_rows)]
     assert all(plan == plans[0] for plan in plans)
 
 
@@ -62,7 +59,7 @@ def test_another_number_of_ranks_goes_on_at_the_same_sample(
     num_rows: int,
     stop_after: int,
 ) -> None:
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
     position = Position()
     for rank, sampler in enumerate(samplers(before[1], before[0], num_rows)):
         sampler.rewind(Position())
@@ -74,7 +71,7 @@ def test_another_number_of_ranks_goes_on_at_the_same_sample(
         sampler.rewind(position)
         for batch in sampler:
             seen += batch if sampler.drawn.pop().num_rows[rank] else []
-    assert sorted(seen) == list(range(num_rows))
+    assert sorted(seen) == [(0, row) for row in range(num_rows)]
 
 
 @given(st.integers(1, 500), st.integers(1, 100), st.integers(1, 16))

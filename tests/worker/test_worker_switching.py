@@ -138,7 +138,7 @@ def switch_too_early(rank: int) -> str:
         model = two_layers()
         ddp, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
         loader = session.loader(Rows(NUM_ROWS), num_workers=2, prefetch_factor=4)
-        loader._switch._ahead = 0
+        loader._course.switch._protocol._ahead = 0
         try:
             for batch in loader:
                 train_on(ddp, optimizer, batch)

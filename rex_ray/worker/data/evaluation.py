@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, repeat
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from rex_ray.core.errors import ConfigError
-from rex_ray.worker.data.loader import check_map_style, to_device
+from rex_ray.core.errors import ConfigError, DataError
+from rex_ray.worker.data.column_reader import ColumnReader, comes_in_columns
+from rex_ray.worker.data.dataloader import to_device
+from rex_ray.worker.data.make_source import is_stream
+from rex_ray.worker.data.map_style import check_map_style
+from rex_ray.worker.data.requests import Request
+from rex_ray.worker.data.stream import UnknownLengthError
 from rex_ray.worker.group.side_group import SideGroup
 
 __all__ = ["EvalLoader", "Summable", "pool_ratio", "pool_sum"]
 
 Summable: TypeAlias = torch.Tensor | float
 
+_DECIDED_HERE = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+
 
 class EvalLoader:
     """Yields this rank's part of a data set, in order, without padding: over all ranks every row comes once.
 
+    Of a map-style data set it is every n-th row. A stream is taken for this rank's own, all of it; one that every
+    rank was given whole is ``whole``, and every n-th row of it is this rank's.
+
     Args:
-        dataset: any map-style data set.
+        dataset: map-style, a stream, or a shard of Ray Data.
         rank: whose part.
         num_ranks: parts.
         local_batch_size: rows per batch.
+        whole: every rank was given the same stream; None: it is this rank's own.
         device: tells where batches are moved to.
         on_start: called when an iteration begins.
         options: further DataLoader options.
@@ -37,31 +49,90 @@ class EvalLoader:
         rank: int,
         num_ranks: int,
         local_batch_size: int,
+        whole: bool | None,
         device: Callable[[], torch.device],
         on_start: Callable[[], None],
         options: dict[str, Any],
     ) -> None:
-        for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
+        for name in _DECIDED_HERE:
             if name in options:
                 raise ConfigError(
                     f"session.eval_loader does not take {name}={options[name]!r}: it gives each rank its part of the "
                     "rows in order; set local_batch_size for the rows per batch"
                 )
-        num_rows = check_map_style(dataset, "session.eval_loader")
         self.dataset = dataset
         self._device = device
         self._on_start = on_start
-        part = Subset(dataset, range(rank, num_rows, num_ranks))
-        self._loader: DataLoader[Any] = DataLoader(part, batch_size=local_batch_size, **options)
+        self._streamed = is_stream(dataset, "session.eval_loader")
+        if whole is not None and (not self._streamed or comes_in_columns(dataset)):
+            raise ConfigError(
+                f"whole={whole} was given with a {type(dataset).__name__}, which is divided among the ranks anyhow; it "
+                "says whose the rows of a stream are"
+            )
+        part: Any = dataset
+        if not self._streamed:
+            part = Subset(dataset, range(rank, check_map_style(dataset, "session.eval_loader"), num_ranks))
+        elif whole:
+            part = _EveryNth(dataset, rank, num_ranks)
+        self._batches: Iterable[Any] = (
+            _ColumnBatches(dataset, local_batch_size, dict(options))
+            if comes_in_columns(dataset)
+            else DataLoader(part, batch_size=local_batch_size, **options)
+        )
 
     def __len__(self) -> int:
-        """Batches of this rank; ranks may differ by one, also down to none."""
-        return len(self._loader)
+        """Batches of this rank; ranks may differ by one, also down to none.
+
+        Raises:
+            ConfigError: the rows are a stream, which nobody has counted. It is a TypeError too.
+        """
+        if self._streamed:
+            raise UnknownLengthError(f"the batches of a stream ({type(self.dataset).__name__}) were counted by nobody")
+        assert isinstance(self._batches, DataLoader)
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
         self._on_start()
-        for batch in self._loader:
+        for batch in self._batches:
             yield to_device(batch, self._device())
+
+
+class _EveryNth(IterableDataset[Any]):
+    """Every n-th row of a stream."""
+
+    def __init__(self, stream: Iterable[Any], first: int, step: int) -> None:
+        self._stream = stream
+        self._first = first
+        self._step = step
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._stream, self._first, None, self._step)
+
+
+class _ColumnBatches:
+    """Batches of a shard that comes in columns."""
+
+    def __init__(self, shard: Any, num_rows: int, options: dict[str, Any]) -> None:
+        self._reader = ColumnReader(shard, options.pop("collate_fn", None), options)
+        self._num_rows = num_rows
+        self._passes = 0
+        if options:
+            raise ConfigError(
+                f"session.eval_loader has no use for {', '.join(options)} with a {type(shard).__name__}; it takes "
+                "collate_fn, prefetch_batches and the shard's own shuffling"
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        self._passes += 1
+        for request in repeat(Request(self._passes, 0, self._num_rows)):
+            fetched = self._reader.__getitems__([request])
+            if fetched.failure is not None:
+                error = DataError(f"evaluating: {fetched.failure.what}: {fetched.failure.error}")
+                raise error from fetched.failure.cause
+            if fetched.num_rows:
+                yield fetched.batch
+            if fetched.ended:
+                return
 
 
 def pool_sum(group: SideGroup, values: Summable) -> torch.Tensor:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.core.types import Allocation, OptimizerFamily, WorkerSpec
-from rex_ray.worker.data.loader import (
-    TrainLoader,
-    batches_drawn_ahead,
-    check_loader_options,
-    check_map_style,
-    make_data_loader,
-    wants_epoch,
-)
+from rex_ray.worker.data.counts import StepCounts
+from rex_ray.worker.data.dataloader import batches_drawn_ahead, check_loader_options, num_processes
+from rex_ray.worker.data.loader import Course, TrainLoader
+from rex_ray.worker.data.make_source import is_stream, make_stream, own_length, resume_streams
+from rex_ray.worker.data.map_style import MapSource, check_map_style
 from rex_ray.worker.data.sampler import ElasticSampler, Position
 from rex_ray.worker.data.schedule import Schedule
+from rex_ray.worker.data.source import Source
+from rex_ray.worker.data.stream import Streams, WhenToEnd
 from rex_ray.worker.group import joining
+from rex_ray.worker.group.asked_saves import SnapshotTurns
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.group.switch import Switch
-from rex_ray.worker.link import ControlLink
+from rex_ray.worker.link import ControlLink, IncidentRecord
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.saving import state
 from rex_ray.worker.tracker import StepTracker
@@ -61,9 +61,14 @@ class Feed:
         self._generation = generation
         self._restored = restored
         self._loader: TrainLoader | None = None
+        self._source: Source | None = None
         self._schedule: Schedule | None = None
         self._switch: Switch | None = None
         self._epoch_loop: tuple[int, int] | None = None
+        self.save_now: Callable[[str], None] | None = None
+        self.snapshot_due: Callable[[], bool] = bool
+        self.take_snapshot: Callable[[], None] | None = None
+        self.devices: tuple[str, ...] = ()
         self.dataset_size: int | None = None
         self.seed: int = options.seed
         if restored is not None:
@@ -81,10 +86,20 @@ class Feed:
     @property
     def at_the_end(self) -> bool:
         """Whether the last epoch's last sample is consumed."""
-        if self._epoch_loop is None or self.dataset_size is None:
+        if self._epoch_loop is None:
             return False
         epoch, num_epochs = self._epoch_loop
-        return epoch == num_epochs - 1 and self._tracker.position.cursor >= self.dataset_size
+        return epoch == num_epochs - 1 and self._at_epochs_end
+
+    @property
+    def joined(self) -> bool:
+        """Whether the loader is made, and the group known to the controller."""
+        return self._loader is not None
+
+    @property
+    def _at_epochs_end(self) -> bool:
+        """Whether the position's epoch has no row left."""
+        return self._source is not None and self._source.is_complete(self._tracker.position)
 
     def loader(
         self,
@@ -92,6 +107,7 @@ class Feed:
         spec: WorkerSpec,
         optimizer: OptimizerFamily,
         end_pass: Callable[[], None],
+        end: WhenToEnd | None,
         options: dict[str, Any],
     ) -> TrainLoader:
         """Make the training loader, and join the controller with it.
@@ -101,6 +117,7 @@ class Feed:
             spec: who this rank is.
             optimizer: what its gradient is given to.
             end_pass: called on every rank when an epoch's last batch is consumed.
+            end: when an epoch of streams ends; None: with the last of them.
             options: the user's DataLoader options.
 
         Raises:
@@ -112,43 +129,117 @@ class Feed:
                 "use session.eval_loader for other data"
             )
         check_loader_options(options)
-        num_rows = check_map_style(dataset, "session.loader")
+        streamed = is_stream(dataset, "session.loader")
+        num_rows = None if streamed else check_map_style(dataset, "session.loader")
+        if end is not None and (num_rows is not None or end not in get_args(WhenToEnd)):
+            raise ConfigError(
+                f"end={end!r} was given with a {type(dataset).__name__}: it says when an epoch of streams ends, with "
+                "'all' of them or with the 'shortest'; a map-style data set's ends with its last row"
+            )
         reference = joining.reference_batch(self._options, num_rows, self._values.size)
         self._check_restored(num_rows)
-        ahead = batches_drawn_ahead(options)
-        member = joining.Member(spec=spec, dataset_size=num_rows, ahead=ahead, optimizer=optimizer)
+        member = joining.Member(
+            spec=spec,
+            dataset_size=num_rows,
+            # A stream is read one batch ahead of the one in the loop's hand.
+            ahead=batches_drawn_ahead(options) + int(streamed),
+            optimizer=optimizer,
+            stream=joining.StreamMember(
+                end=end or "all", num_processes=num_processes(options), length=own_length(dataset)
+            )
+            if streamed
+            else None,
+        )
         members = joining.gather_members(self._values, member)
-        resumed = None if self._restored is None else state.allocation_of(self._restored)
-        info = joining.group_info(self._generation, members, reference, self._tracker.position.step, resumed)
+        self.devices = tuple(member.spec.device for member in members)
+        resumed = None if self._restored is None else state.allocation_of(self._restored, self.devices)
+        step, multiple = self._tracker.position.step, self._options.local_batch_multiple
+        info = joining.group_info(self._generation, members, reference, step, resumed, multiple)
         self._schedule = Schedule(joining.join(self._values, self._link, info, self._options))
         self.dataset_size = num_rows
         self._tracker.reference_batch = reference
-        sampler = ElasticSampler(
-            dataset_size=num_rows,
-            rank=self._values.rank,
-            seed=self.seed,
-            schedule=self._schedule,
-            carry_epoch=wants_epoch(dataset),
+        source = (
+            self._map_source(dataset, num_rows, self._schedule, options)
+            if num_rows is not None
+            else self._stream_source(dataset, members, self._schedule, options)
         )
         self._switch = Switch(
             group=self._control,
             link=self._link,
             schedule=self._schedule,
-            next_undrawn=lambda: sampler.next_undrawn,
+            next_undrawn=lambda: source.next_undrawn,
             ahead=max(member.ahead for member in members),
             interval_steps=self._options.control_interval_steps,
+            save=self._save_between_steps,
+            snapshots=SnapshotTurns(due=self.snapshot_due, take=self._snapshot_between_steps),
         )
-        self._loader = TrainLoader(
-            dataset=dataset,
-            data_loader=make_data_loader(dataset, sampler, options),
-            sampler=sampler,
+        self._source = source
+        course = Course(
             switch=self._switch,
             tracker=self._tracker,
-            global_batch_size=reference,
+            reference_batch=reference,
             start_pass=self._start_pass,
             end_pass=end_pass,
         )
+        self._loader = TrainLoader(source, course)
         return self._loader
+
+    def _map_source(self, dataset: Any, num_rows: int, schedule: Schedule, options: dict[str, Any]) -> Source:
+        rank = self._values.rank
+        sampler = ElasticSampler(dataset_size=num_rows, rank=rank, seed=self.seed, schedule=schedule)
+        by_tokens = self._options.weight_by == "tokens"
+        return MapSource(dataset, sampler=sampler, rank=rank, by_tokens=by_tokens, options=options)
+
+    def _stream_source(
+        self, dataset: Any, members: Sequence[joining.Member], schedule: Schedule, options: dict[str, Any]
+    ) -> Source:
+        told = [member.stream for member in members if member.stream is not None]
+        streams = Streams(
+            rank=self._values.rank,
+            lengths=tuple(stream.length for stream in told),
+            end=told[0].end,
+            schedule=schedule,
+            counts=StepCounts(SideGroup(self._options.collective_timeout_s, self._values.presence)),
+            gather=self._values.gather_objects,
+            tell=self._tell,
+        )
+        position = self._tracker.position
+        resumed = None
+        if self._restored is not None and position.cursor:
+            found = resume_streams(self._restored["stream"], [stream.num_processes for stream in told], dataset)
+            if isinstance(found, str):
+                self._tracker.position = Position(epoch=position.epoch, step=position.step)
+                warnings.warn(
+                    f"epoch {position.epoch} begins anew, since its streams cannot go on where the save was made: "
+                    f"{found}. {position.cursor} rows of it are trained on a second time; only a map-style data set "
+                    "keeps every row to once per epoch then",
+                    stacklevel=4,
+                )
+            else:
+                resumed = found
+        return make_stream(dataset, streams, options, resumed)
+
+    def _tell(self, kind: str, message: str) -> None:
+        """Have what was dealt with here journalled."""
+        record = IncidentRecord(
+            generation=self._generation,
+            rank=self._values.rank,
+            step=self._tracker.position.step,
+            kind=kind,
+            message=message,
+        )
+        self._link.send([record])
+
+    def save_position(self) -> dict[str, Any]:
+        """Return the position in plain values; an epoch's end is the next one's beginning."""
+        position = self._tracker.position
+        if self._at_epochs_end:
+            position = Position(epoch=position.epoch + 1, step=position.step)
+        return state.save_position(position, self.dataset_size, self.seed)
+
+    def save_source(self) -> dict[str, Any] | None:
+        """Return what a save holds of the data beside the position. Collective."""
+        return None if self._source is None else self._source.save(self._tracker.position)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield epoch numbers from the position's on; each new epoch begins at its first sample."""
@@ -168,8 +259,8 @@ class Feed:
     def _leave_complete_epoch(self) -> None:
         """Begin the next epoch if this one is complete: a loop over epochs was left by ``break``."""
         self._tracker.left_loop()
-        position = self._tracker.position
-        if self.dataset_size is not None and position.cursor >= self.dataset_size:
+        if self._at_epochs_end:
+            position = self._tracker.position
             self._tracker.position = Position(epoch=position.epoch + 1, step=position.step)
 
     def close(self, timeout_s: float, *, failed: bool) -> None:
@@ -178,10 +269,35 @@ class Feed:
         Raises:
             LinkError: it did not end within the limit.
         """
+        source = self._source
         if self._loader is not None:
             self._loader.stop()
+        if source is not None and not failed:
+            source.close(timeout_s)
         if self._switch is not None and not failed:
             self._switch.close(timeout_s)
+
+    def _save_between_steps(self, reason: str) -> bool:
+        """Save before the step that is about to be handed out; False where that would lose something."""
+        if self.save_now is None or not self._is_whole():
+            return False
+        self.save_now(reason)
+        return True
+
+    def _snapshot_between_steps(self) -> bool:
+        """Take a snapshot, where a save would lose nothing either."""
+        if self.take_snapshot is None or not self._is_whole():
+            return False
+        self.take_snapshot()
+        return True
+
+    def _is_whole(self) -> bool:
+        """Whether what a save holds is all that there is between the last step and the next; alike on all ranks.
+
+        What a loop of its own accumulates over several batches is in no save. At an epoch's end, the loop still has to
+        report it, and resumes behind that report.
+        """
+        return not self._tracker.batches_since_update and not self._at_epochs_end
 
     def _start_pass(self) -> Position:
         if not self._tracker.prepared:
@@ -189,7 +305,7 @@ class Feed:
         self._tracker.gap()
         self._tracker.left_loop()
         position = self._tracker.position
-        if self._epoch_loop is not None and self.dataset_size is not None and position.cursor >= self.dataset_size:
+        if self._epoch_loop is not None and self._at_epochs_end:
             raise RexError(
                 f"epoch {position.epoch} is complete, and session.loader was iterated again within it; one "
                 "`for ... in loader` per epoch of session.epochs, and session.eval_loader to evaluate"
@@ -197,19 +313,21 @@ class Feed:
         self._leave_complete_epoch()
         return self._tracker.position
 
-    def _check_restored(self, num_rows: int) -> None:
+    def _check_restored(self, num_rows: int | None) -> None:
         """Refuse to resume in other data: a cursor means nothing there.
 
         Raises:
-            ConfigError: the training set has another size than the saved one.
+            ConfigError: the training set has another size than the saved one, or is of another kind.
         """
         if self._restored is None:
             return
         saved = self._restored["position"]["dataset_size"]
-        if saved is not None and saved != num_rows:
+        began = saved is not None or self._tracker.position.cursor > 0
+        if began and saved != num_rows:
+            then = "streams" if saved is None else f"a training set of {saved} rows"
+            now = "streams" if num_rows is None else f"{num_rows} rows"
             raise ConfigError(
-                f"the save was made with a training set of {saved} rows and this one has {num_rows}; resume with the "
-                "same data, or start a new run"
+                f"the save was made with {then} and this one has {now}; resume with the same data, or start a new run"
             )
         if self.seed != self._options.seed:
             warnings.warn(

@@ -12,7 +12,6 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -129,15 +128,13 @@ class ElasticSampler:
         rank: whose slices to draw.
         seed: seeds every epoch's order.
         schedule: allocations by step.
-        carry_epoch: draw ``(epoch, row)`` instead of ``row``, for data sets that want to know.
     """
 
-    def __init__(self, *, dataset_size: int, rank: int, seed: int, schedule: Schedule, carry_epoch: bool) -> None:
+    def __init__(self, *, dataset_size: int, rank: int, seed: int, schedule: Schedule) -> None:
         self._dataset_size = dataset_size
         self._rank = rank
         self._seed = seed
         self._schedule = schedule
-        self._carry_epoch = carry_epoch
         self._next = Position()
         self._pass = 0
         self._order: tuple[int, torch.Tensor] | None = None
@@ -154,8 +151,8 @@ class ElasticSampler:
         self._pass += 1
         self.drawn.clear()
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        """Draw this rank's batches up to the epoch's end."""
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        """Draw this rank's batches up to the epoch's end, each row with its epoch."""
         this_pass = self._pass
         # An iterator of an earlier pass must not draw: a DataLoader may hold on to it for a while.
         while self._next.cursor < self._dataset_size and self._pass == this_pass:
@@ -164,12 +161,12 @@ class ElasticSampler:
             self.drawn.append(plan)
             yield self._indices(plan)
 
-    def _indices(self, plan: Plan) -> list[Any]:
+    def _indices(self, plan: Plan) -> list[tuple[int, int]]:
         order = self._epoch_order(plan.epoch)
         rows: list[int] = order[plan.rows_of(self._rank)].tolist()
         # No rows cannot be collated: one placeholder row is drawn, and the loader cuts it off.
         rows = rows or [int(order[plan.cursor])]
-        return [(plan.epoch, row) for row in rows] if self._carry_epoch else rows
+        return [(plan.epoch, row) for row in rows]
 
     def _epoch_order(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:

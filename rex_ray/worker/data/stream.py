@@ -1,0 +1,323 @@
+"""Batches of streams: every rank brings rows of its own, of a number that nobody knows.
+
+A rank reads its share of a step one step ahead, and tells the others how many rows it found. So the weights of a step
+follow the rows that are really there, a stream that ends is known before it is missed, and a stream that fails ends
+training on all ranks at one step instead of leaving the others in a collective.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch.utils.data import DataLoader
+
+from rex_ray.core.errors import ConfigError, DataError
+from rex_ray.worker.data.counts import Count, StepCounts, StreamEnd
+from rex_ray.worker.data.dataloader import make_data_loader, num_processes
+from rex_ray.worker.data.failures import LOADER_FAILED, Failure
+from rex_ray.worker.data.requests import ShareRequests
+from rex_ray.worker.data.sampler import Plan, Position
+from rex_ray.worker.data.schedule import Schedule
+from rex_ray.worker.data.source import Drawn
+from rex_ray.worker.data.stream_marks import StreamMark
+from rex_ray.worker.data.stream_reader import StreamBatch
+from rex_ray.worker.measuring.timing import now_s
+from rex_ray.worker.tree import map_tensors, slice_rows
+
+__all__ = ["StreamSource", "Streams", "WhenToEnd"]
+
+WhenToEnd: TypeAlias = Literal["all", "shortest"]
+
+_log = logging.getLogger("rex_ray")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """What ranks agree on about their streams when the loader is made.
+
+    Attributes:
+        rank: this rank.
+        lengths: rows of each rank's stream by its own ``__len__``; None where it has none. For the log only.
+        end: an epoch ends with the last stream, or with the first.
+        schedule: allocations by step.
+        counts: tells the ranks each other's rows.
+        gather: returns every rank's plain value, for a save.
+        tell: has the journal told of what was dealt with: a kind, and a sentence.
+    """
+
+    rank: int
+    lengths: tuple[int | None, ...]
+    end: WhenToEnd
+    schedule: Schedule
+    counts: StepCounts
+    gather: Callable[[Any, str], list[Any]]
+    tell: Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A batch that was read and is not handed out."""
+
+    fetched: StreamBatch
+    mark: StreamMark
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The batch that the loop holds, and the marks before and behind it."""
+
+    drawn: Drawn
+    before: StreamMark
+    after: StreamMark
+    rows_before: tuple[int, ...]
+
+
+class StreamSource:
+    """Draws this rank's share of each step from its own stream.
+
+    Args:
+        reader: answers requests with batches; keeps the user's data set as ``dataset``.
+        streams: what the ranks agree on.
+        options: the user's DataLoader options, without ``collate_fn``.
+        resumed: every rank's rows and this rank's mark, where the first pass goes on in the middle of an epoch.
+    """
+
+    def __init__(
+        self,
+        reader: Any,
+        streams: Streams,
+        options: dict[str, Any],
+        resumed: tuple[tuple[int, ...], StreamMark] | None = None,
+    ) -> None:
+        self.dataset = reader.dataset
+        self._streams = streams
+        self._counts = streams.counts
+        self._num_processes = max(num_processes(options), 1)
+        self._resumed = resumed
+        self._requests = ShareRequests(streams.rank, streams.schedule)
+        self._loader: DataLoader[Any] | None = make_data_loader(reader, self._requests, options)
+        self._batches: Iterator[StreamBatch] = iter(())
+        self._epoch: int | None = None
+        self._complete: int | None = None
+        self._next = Position()
+        self._read: _Read | None = None
+        self._held: _Held | None = None
+        self._again = False
+        self._ended: set[int] = set()
+        self._mark = StreamMark.start(self._num_processes)
+        self._rows: tuple[int, ...] = ()
+        self._form: Any = None
+        self._warned = False
+
+    @property
+    def next_undrawn(self) -> int:
+        """See ``Source``."""
+        return self._requests.next_step
+
+    def num_reference_steps(self, reference_batch: int) -> int:
+        """Nobody knows.
+
+        Raises:
+            ConfigError: always.
+        """
+        del reference_batch
+        raise UnknownLengthError(
+            f"len(loader) is not known: session.loader was given a stream ({type(self.dataset).__name__}), whose rows "
+            "nobody has counted. Give a schedule its number of steps yourself (rows you expect / global_batch_size), "
+            "or step it once per epoch"
+        )
+
+    def rewind(self, position: Position) -> None:
+        """Go on in the position's epoch, from the batch that was handed out and not used if there is one."""
+        if position.epoch == self._epoch:
+            self._again = self._held is not None and position.step == self._held.drawn.plan.step
+            return
+        self._begin(position)
+
+    def draw(self) -> Drawn | None:
+        """See ``Source``."""
+        if self._again and self._held is not None:
+            self._again = False
+            return self._held.drawn
+        if self._complete == self._epoch:
+            return None
+        peers_s = 0.0
+        while True:
+            read = self._read or self._read_ahead(self._next.step)
+            asked_s = now_s()
+            counts = self._counts.read()
+            self._stop_if_failed(counts, read.fetched)
+            over = self._is_over(counts)
+            if not over and any(count.formless for count in counts) and any(count.num_rows for count in counts):
+                self._form = self._counts.share_form(self._form)
+            peers_s += now_s() - asked_s
+            if over:
+                self._finish(counts)
+                return None
+            if any(count.end is StreamEnd.ENDED for count in counts):
+                # Whoever is left must not be given 0 rows for ever.
+                self._requests.fewest = 1
+            plan = self._plan(counts)
+            self._read = None
+            before, self._mark = self._mark, read.mark
+            rows_before, self._rows = self._rows, tuple(map(sum, zip(self._rows, plan.num_rows, strict=True)))
+            self._next = plan.after if plan.total_rows else self._next
+            self._read_ahead(self._next.step)
+            if plan.total_rows:
+                break
+        batch = self._form if read.fetched.batch is None else read.fetched.batch
+        drawn = Drawn(plan=plan, batch=batch, peers_s=peers_s)
+        self._held = _Held(drawn, before, read.mark, rows_before)
+        return drawn
+
+    def is_complete(self, position: Position) -> bool:
+        """Whether the position's epoch was read to its end."""
+        return self._complete == position.epoch
+
+    def save(self, position: Position) -> dict[str, Any] | None:
+        """Return every rank's place in its stream, None between two epochs. Collective."""
+        if self._epoch != position.epoch or self.is_complete(position) or position.cursor == 0:
+            return None
+        mark, rows = self._mark, self._rows
+        if self._held is not None and position.step == self._held.drawn.plan.step:
+            mark, rows = self._held.before, self._held.rows_before
+        ranks = self._streams.gather(mark.to_plain(), "every rank's place in its stream")
+        return {"rows": list(rows), "ranks": ranks}
+
+    def stop(self) -> None:
+        """See ``Source``."""
+        self._batches = iter(())
+        self._loader = None
+        self._read = self._held = None
+
+    def close(self, timeout_s: float) -> None:
+        """See ``Source``."""
+        self._counts.close(timeout_s)
+
+    # --- inside
+
+    def _begin(self, position: Position) -> None:
+        assert self._loader is not None
+        self._counts.forget()
+        num_ranks = len(self._streams.lengths)
+        rows, mark = self._resumed or ((0,) * num_ranks, StreamMark.start(self._num_processes))
+        self._resumed = None
+        self._epoch, self._next = position.epoch, position
+        self._rows, self._mark = rows, mark
+        self._read = self._held = None
+        self._again = False
+        self._ended = set()
+        self._requests.begin(position.epoch, position.step, num_void=mark.turn)
+        self._batches = iter(self._loader)
+
+    def _read_ahead(self, step: int) -> _Read:
+        """Read the rows of ``step``, and tell the others of them."""
+        fetched, mark = self._fetch()
+        self._warn_of_left_out(fetched, step)
+        if fetched.batch is not None and self._form is None:
+            self._form = empty_like(fetched.batch, fetched.num_rows)
+        end = StreamEnd.OPEN
+        if fetched.failure is not None:
+            end = StreamEnd.FAILED
+        elif self._all_ended:
+            end = StreamEnd.ENDED
+        assert self._epoch is not None
+        formless = self._form is None
+        self._counts.tell(Count(epoch=self._epoch, step=step, num_rows=fetched.num_rows, end=end, formless=formless))
+        self._read = _Read(fetched, mark)
+        return self._read
+
+    def _fetch(self) -> tuple[StreamBatch, StreamMark]:
+        mark = self._read.mark if self._read is not None else self._mark
+        while not self._all_ended:
+            try:
+                fetched = next(self._batches)
+            except RuntimeError as error:
+                return StreamBatch(None, 0, 0, 0, failure=Failure.of(LOADER_FAILED, error)), mark
+            if fetched.void:
+                continue
+            mark = mark.after(fetched)
+            if fetched.ended:
+                self._ended.add(fetched.process)
+            # Loader processes take turns, and one whose stream is over leaves its turn to the others.
+            if fetched.num_rows or fetched.failure is not None or not fetched.ended:
+                return fetched, mark
+            self._requests.take_back()
+        return StreamBatch(None, 0, 0, 0, ended=True), mark
+
+    @property
+    def _all_ended(self) -> bool:
+        return len(self._ended) == self._num_processes
+
+    def _plan(self, counts: Sequence[Count]) -> Plan:
+        return Plan(
+            step=self._next.step,
+            epoch=self._next.epoch,
+            cursor=self._next.cursor,
+            allocation=self._streams.schedule.at(self._next.step),
+            num_rows=tuple(count.num_rows for count in counts),
+        )
+
+    def _is_over(self, counts: Sequence[Count]) -> bool:
+        exhausted = [count.exhausted for count in counts]
+        return all(exhausted) if self._streams.end == "all" else any(exhausted)
+
+    def _stop_if_failed(self, counts: Sequence[Count], own: StreamBatch) -> None:
+        failed = [rank for rank, count in enumerate(counts) if count.end is StreamEnd.FAILED]
+        if not failed:
+            return
+        place = counts[0]
+        if own.failure is not None:
+            raise own.failure.to_error(rank=self._streams.rank, epoch=place.epoch, step=place.step)
+        raise DataError(
+            f"rank {self._streams.rank}, epoch {place.epoch}, step {place.step}: training stops, because the stream of "
+            f"rank {', '.join(map(str, failed))} failed; its own error says why"
+        )
+
+    def _finish(self, counts: Sequence[Count]) -> None:
+        self._complete = self._epoch
+        self._read = self._held = None
+        if self._streams.rank == 0:
+            told = _account(self._rows, counts, self._streams.lengths)
+            _log.info("epoch %s ends before step %d: %s", self._epoch, self._next.step, told)
+
+    def _warn_of_left_out(self, fetched: StreamBatch, step: int) -> None:
+        if self._warned or fetched.failure is not None or fetched.num_read == fetched.num_rows:
+            return
+        self._warned = True
+        message = (
+            f"rank {self._streams.rank}, step {step}: collate_fn was given {fetched.num_read} rows and returned a "
+            f"batch of {fetched.num_rows}; ranks are weighted by the rows that are there, and no others are trained on"
+        )
+        _log.warning("%s", message)
+        self._streams.tell("rows_left_out", message)
+
+
+class UnknownLengthError(ConfigError, TypeError):
+    """A stream has no length. A TypeError too, so that ``list(loader)`` and progress bars do without one."""
+
+
+def empty_like(batch: Any, num_rows: int) -> Any:
+    """Return a batch of ``num_rows`` rows without its rows, which keeps nothing of them in memory."""
+    return map_tensors(torch.clone, slice_rows(batch, 0, 0, num_rows=num_rows))
+
+
+def _account(used: Sequence[int], counts: Sequence[Count], lengths: Sequence[int | None]) -> str:
+    """Say what became of every rank's rows, as far as anybody knows."""
+    whole = f"streams brought {', '.join(map(str, used))} rows"
+    parts = []
+    for rank, (count, rows, length) in enumerate(zip(counts, used, lengths, strict=True)):
+        if count.exhausted:
+            continue
+        if length is not None:
+            parts.append(f"{max(length - rows, 0)} rows of rank {rank}")
+        else:
+            parts.append(f"{count.num_rows} rows that rank {rank} had read, and all that it had not")
+    if not parts:
+        return f"{whole}, none left out"
+    ended = ", ".join(str(rank) for rank, count in enumerate(counts) if count.exhausted)
+    return f"{whole}; the stream of rank {ended} is exhausted, and left out are {'; '.join(parts)}"
