@@ -253,4 +253,4 @@ class TestAtStart:
         assert message.startswith("rank 0 waited 1.5 s for the preflight's all-reduce over gloo (limit 1.5 s): ")
         assert "ranks 1 and 2 wait as well" in message
         assert "GLOO_SOCKET_IFNAME" in message
-        assert starts[0]["took_s"] < 1.5 + 5.0
+        assert starts[0]["took_s"] < 40.0  # and not the minutes that a backend would take

@@ -7,22 +7,26 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from gloo_group import GlooGroup, RankError
 from scripted import Rows, ScriptedLink, opened, two_layers
+from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import LinkError
 from rex_ray.worker.group.last_words import Account, Heard, Word, give_account
 from rex_ray.worker.link import IncidentRecord
 
 LIMIT_S = 1.5
-# Beyond the limit: hearing out the others, and a machine that does other things too.
-TOLD_WITHIN_S = LIMIT_S + 6.0
+# Far beyond the limit, for a machine that does other things too; and far below what a backend waits by itself.
+TOLD_WITHIN_S = 40.0
 
 
 def heard(doing: str, *, age_s: float = 0.5, for_s: float = 3.0, **more: Any) -> Heard:
@@ -126,6 +130,13 @@ def all_that_can_happen(rank: int) -> dict[str, list[Any]]:
         session.pool(1, 1)
     meet()
 
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    with warnings.catch_warnings(record=True) as caught, opened(**limits) as session:
+        warnings.simplefilter("always")
+        ddp = DistributedDataParallel(two_layers(), process_group=group)
+        session.prepare(ddp, torch.optim.SGD(ddp.parameters(), lr=0.01))
+    happened["own group"] = [str(warning.message) for warning in caught]
+
     def raise_once(step: int) -> None:
         if rank == 1 and step == 2:
             raise ArithmeticError("an odd number")
@@ -144,6 +155,13 @@ def all_that_can_happen(rank: int) -> dict[str, list[Any]]:
             next(board._sessions)
     meet()
 
+    happened |= stopped(rank, limits)
+    return happened
+
+
+def stopped(rank: int, limits: dict[str, Any]) -> dict[str, list[Any]]:
+    """A rank that the system stops in mid-backward, first one that is only a worker, then the store's."""
+    happened: dict[str, list[Any]] = {}
     pids = all_pids(rank)
 
     def stop(step: int) -> None:
@@ -185,8 +203,6 @@ _meetings = iter(range(1000))
 
 def meet() -> None:
     """Wait for all ranks by the store, which outlives every broken group."""
-    import torch.distributed as dist
-
     store: Any = dist.group.WORLD.get_group_store()
     name = f"meeting/{next(_meetings)}"
     store.add(name, 1)
@@ -221,14 +237,14 @@ class TestWaits:
     def test_a_rank_that_sleeps_is_named_within_the_limit_and_the_others_wait(self, mishaps: Any) -> None:
         for rank, other in ((0, 1), (1, 0)):
             message, took_s = mishaps("sleeps")[rank]
-            assert took_s < TOLD_WITHIN_S + 3.0  # opening the session, and three steps
+            assert took_s < TOLD_WITHIN_S
             assert message.startswith(f"rank {rank} waited")
             assert "for the gradient of step 3" in message
             assert "rank 2 is alive and has been at step 3, in its forward pass for" in message
             assert f"rank {other} waits as well" in message
 
     def test_a_long_wait_is_an_incident_before_it_is_an_error_and_told_by_one_rank(self, mishaps: Any) -> None:
-        by_rank = mishaps("incidents")
+        by_rank = [[told for told in rank if "gradient of step 3" in told] for rank in mishaps("incidents")]
         assert [len(told) for told in by_rank] == [1, 0, 0]
         assert "rank 0 has waited" in by_rank[0][0]
         assert "rank 2" in by_rank[0][0]
@@ -239,6 +255,12 @@ class TestWaits:
         assert "rank 1 waits for session.report instead" in zero
         assert "same calls at the same places" in zero
 
+    def test_a_users_own_group_keeps_its_limit_with_a_warning_that_names_both(self, mishaps: Any) -> None:
+        for caught in mishaps("own group"):
+            (said,) = [text for text in caught if "process group" in text]
+            assert "limit of 77 s" in said
+            assert f"collective_timeout_s={LIMIT_S:g}" in said
+
     def test_a_rank_that_raised_is_named_with_its_error_and_nobody_waits_out_the_limit(self, mishaps: Any) -> None:
         (zero, _), nothing, (two, _) = mishaps("raises")
         assert nothing == []  # its own error, not ours
@@ -247,7 +269,7 @@ class TestWaits:
 
     def test_a_rank_that_never_opens_its_session_is_named_before_any_collective(self, mishaps: Any) -> None:
         _, (one, took_s), (two, _) = mishaps("never opens")
-        assert took_s < 1.0 + 6.0
+        assert took_s < TOLD_WITHIN_S
         for message in (one, two):
             assert "all ranks to open their sessions" in message
             assert "rank 0 was never heard of" in message
@@ -255,14 +277,14 @@ class TestWaits:
     def test_f1_a_rank_stopped_in_mid_backward_is_named_with_the_step(self, mishaps: Any) -> None:
         for rank in (0, 1):
             message, took_s = mishaps("stopped")[rank]
-            assert took_s < TOLD_WITHIN_S + 3.0
+            assert took_s < TOLD_WITHIN_S
             assert "rank 2 was last heard of" in message
             assert "at step 2, in its backward pass" in message
 
     def test_f1_a_stopped_rank_0_takes_the_store_with_it_and_the_others_say_so(self, mishaps: Any) -> None:
         for rank in (1, 2):
             message, took_s = mishaps("store stopped")[rank]
-            assert took_s < TOLD_WITHIN_S + 3.0
+            assert took_s < TOLD_WITHIN_S
             assert "the store on rank 0, where ranks leave word, has not answered" in message
 
     def test_f1_a_rank_killed_in_mid_backward_is_named_by_the_others_at_once(self, three: GlooGroup) -> None:

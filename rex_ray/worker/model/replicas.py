@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,15 +14,27 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["agree_on_buffers", "unwrap", "wrapped"]
+from rex_ray.core.errors import ConfigError
+
+__all__ = ["agree_on_buffers", "is_sharded", "unwrap", "wrapped"]
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def wrapped(model: nn.Module, timeout_s: float) -> DistributedDataParallel:
-    """Return the model as DDP, whose reductions break after ``timeout_s``; a model that is DDP comes back as it is."""
+    """Return the model as DDP, whose reductions break after ``timeout_s``; a model that is DDP comes back as it is.
+
+    Raises:
+        ConfigError: a compiled DDP, whose hooks would be compiled with it.
+    """
     if isinstance(model, DistributedDataParallel):
+        _warn_of_long_limit(model, timeout_s)
         return model
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise ConfigError(
+            "the model that session.prepare was given has DistributedDataParallel inside; prepare the DDP itself, and "
+            "compile what session.prepare returns, or compile the bare model and prepare that"
+        )
     # Newer versions of torch split "broadcast at every forward pass" from "alike at the start", and warn of the old.
     has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     no_broadcast: dict[str, Any] = {"forward_sync_buffers" if has_new_name else "broadcast_buffers": False}
@@ -28,11 +42,46 @@ def wrapped(model: nn.Module, timeout_s: float) -> DistributedDataParallel:
     return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, **no_broadcast)
 
 
+def _warn_of_long_limit(ddp: DistributedDataParallel, timeout_s: float) -> None:
+    """Say so where the user's own group lets a rank wait for a dead one longer than all other waits do."""
+    try:
+        device = next(ddp.parameters()).device
+        group: Any = ddp.process_group
+        limit_s = group._get_backend(device).options._timeout.total_seconds()  # there is no public name for it
+    except (AttributeError, RuntimeError, StopIteration):
+        return
+    if limit_s > timeout_s:
+        warnings.warn(
+            f"the DistributedDataParallel that session.prepare was given reduces in a process group with a limit of "
+            f"{limit_s:g} s, so a dead rank is noticed that late there, not after collective_timeout_s={timeout_s:g}; "
+            "prepare the bare model, or make the group with dist.new_group(timeout=...)",
+            stacklevel=5,
+        )
+
+
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the user's own model, without DDP around it."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    assert isinstance(inner, nn.Module)
-    return inner
+    """Return the user's own model, without DDP or a compiler around it."""
+    inner: Any = model
+    while True:
+        if isinstance(inner, DistributedDataParallel):
+            inner = inner.module
+        elif _is_compiled(inner):
+            inner = inner._orig_mod
+        else:
+            assert isinstance(inner, nn.Module)
+            return inner
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Whether ``torch.compile`` made this module of another; it shares its parameters, under longer names."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # seconds to import, and whoever compiles has
+    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on the model itself."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # seconds to import, and whoever shards has
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule)
 
 
 def agree_on_buffers(model: nn.Module, group: dist.ProcessGroup, own_rows: int, total_rows: int) -> None:
