@@ -7,6 +7,7 @@ place where they meet; it holds the position in the data and turns each step int
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -15,6 +16,8 @@ from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.core.measuring import NormSchedule
 from rex_ray.core.types import StepFlag, StepRecord
 from rex_ray.worker.data.sampler import Plan, Position
+from rex_ray.worker.group.last_words import Activity
+from rex_ray.worker.link import IncidentRecord, KindLimit
 from rex_ray.worker.measuring.norms import GradientNorms
 from rex_ray.worker.measuring.probes import DeferredScalar, PendingRecord, RecordQueue
 from rex_ray.worker.measuring.timing import StepTimer, now_s
@@ -50,6 +53,9 @@ class StepTracker:
         self.position = Position()
         self.in_hand: StepInHand | None = None
         self.hooks: list[StepHook] = []
+        self.at_step_begin: list[Callable[[], None]] = []
+        self.at_step_end: list[Callable[[StepInHand], None]] = []
+        self.is_timed = True
         self.norms = GradientNorms(
             NormSchedule(interval_steps=options.norm_interval_steps, dense_steps=options.norm_dense_steps)
         )
@@ -72,6 +78,8 @@ class StepTracker:
             asked_s: when the loop asked for it; the step's wall time starts here.
             waited_s: how long the data took, without what was agreed with other ranks in between.
         """
+        for prepare in self.at_step_begin:
+            prepare()
         self.norms.begin(plan.step, plan.allocation.global_batch_size)
         rows = plan.num_rows
         info = StepInfo(step=plan.step, num_rows=rows[self._rank], all_rows=rows, began_s=now_s(), data_s=waited_s)
@@ -106,11 +114,13 @@ class StepTracker:
                 "others wait for its gradient"
             )
         self._consume(step)
+        self._end()
         self.close()
         self.in_hand = None
 
     def left_loop(self) -> None:
         """The loop was left, or something else begins: a batch counts as consumed only if it was reduced."""
+        self._end()
         self.close()
         self.in_hand = None
 
@@ -209,7 +219,50 @@ class StepTracker:
                 "through the model once, rows first, the last micro-batch outside the `with` block"
             )
 
+    def incident(self, step: int, kind: str, message: str) -> None:
+        """Tell the journal of something that went wrong on this rank and was dealt with."""
+        self._records.tell(
+            IncidentRecord(generation=self._generation, rank=self._rank, step=step, kind=kind, message=message)
+        )
+
+    def ran_out_of_memory(self, device_kind: str, message: str) -> None:
+        """Memory ran out in the step in hand, and training ends here: have later groups give fewer rows.
+
+        Outside of a step, as while evaluating, it says nothing about shares.
+        """
+        step = self.in_hand
+        if step is None or step.closed or not step.num_rows:
+            return
+        self._records.tell(
+            IncidentRecord(
+                generation=self._generation,
+                rank=self._rank,
+                step=step.plan.step,
+                kind="out_of_memory",
+                message=f"memory ran out at {step.num_rows} rows on {device_kind}, which ends this group ({message})",
+                limits=KindLimit(device=device_kind, num_rows=step.num_rows),
+            )
+        )
+
+    def activity(self) -> Activity:
+        """Say where the loop is; asked from another thread, so that the loop need not say it."""
+        step = self.in_hand
+        if step is None:
+            return Activity(doing=f"between batches, before step {self.position.step}")
+        where = f"at step {step.plan.step}"
+        if step.timer.reducing:
+            return Activity(doing=f"{where}, reducing its gradient", waits_for=f"the gradient of step {step.plan.step}")
+        if step.num_reductions:
+            return Activity(doing=f"{where}, after its backward pass")
+        return Activity(doing=f"{where}, in its {'backward' if step.backward_seen else 'forward'} pass")
+
     # --- inside
+
+    def _end(self) -> None:
+        """The loop is done with the step in hand, on every rank at the same place; they may agree on something."""
+        if self.in_hand is not None and self.in_hand.num_reductions:
+            for look in self.at_step_end:
+                look(self.in_hand)
 
     def _consume(self, step: StepInHand) -> None:
         if not step.consumed:
@@ -228,7 +281,7 @@ class StepTracker:
         if self._last_sizes is not None and sizes != self._last_sizes:
             self._settling = self._options.settle_steps
         self._last_sizes = sizes
-        if self._num_steps < self._options.warm_up_steps or self._settling > 0:
+        if self._num_steps < self._options.warm_up_steps or self._settling > 0 or not self.is_timed:
             flags |= StepFlag.WARM_UP
         if self._gap:
             flags |= StepFlag.AFTER_GAP
@@ -242,7 +295,8 @@ class StepTracker:
     def _pending_record(self, step: StepInHand, step_s: float) -> PendingRecord:
         once = step.num_reductions == 1
         norms = step.norms
-        measured = once and norms.sound and norms.local_sq is not None
+        skipped = StepFlag.SKIPPED in step.flags
+        measured = once and norms.sound and norms.local_sq is not None and not skipped
         record = StepRecord(
             generation=self._generation,
             epoch=step.plan.epoch,

@@ -80,12 +80,14 @@ class StepTimer:
     reducing alternate, and each part is summed, so that no wait leaks into the own time.
     """
 
-    __slots__ = ("_compute", "_device", "_pause_s", "_paused_s", "_start", "_stop", "_sync")
+    __slots__ = ("_compute", "_device", "_open", "_pause_s", "_paused_s", "_stalls", "_start", "_stop", "_sync")
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._compute: list[tuple[AnyMark, AnyMark]] = []
         self._sync: list[tuple[AnyMark, AnyMark]] = []
+        self._open: list[tuple[AnyMark, AnyMark]] = []
+        self._stalls: list[tuple[AnyMark, AnyMark]] = []
         self._pause_s = self._paused_s = 0.0
         self._start = take_mark(device)
         self._stop: AnyMark | None = None
@@ -96,6 +98,8 @@ class StepTimer:
         self._compute.append((self._start, self._stop))
         self._paused_s += self._pause_s
         self._pause_s = 0.0
+        self._stalls += self._open
+        self._open = []
 
     def reduced(self) -> None:
         """The reduction ended."""
@@ -113,6 +117,19 @@ class StepTimer:
         finally:
             self._pause_s += now_s() - began_s
 
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """Count the enclosed work of the device as waiting for other ranks, if a backward pass follows in this step.
+
+        What it is on the host's clock is no matter on a device: that waits when its own stream comes there.
+        """
+        began = take_mark(self._device)
+        try:
+            yield
+        finally:
+            if self._stop is None:
+                self._open.append((began, take_mark(self._device)))
+
     @property
     def reducing(self) -> bool:
         """Whether the last local gradient is there and its reduction has not ended."""
@@ -125,12 +142,15 @@ class StepTimer:
 
     def ready(self) -> bool:
         """Whether every mark can be read without waiting."""
-        return all(stop.ready() for _, stop in self._sync)
+        return all(stop.ready() for _, stop in self._sync) and all(stop.ready() for _, stop in self._stalls)
 
     def compute_s(self) -> float:
         """Own computation in seconds, up to the last local gradient."""
-        return max(sum(_between_s(a, b) for a, b in self._compute) - self._paused_s, 0.0)
+        return max(sum(_between_s(a, b) for a, b in self._compute) - self._stalled_s() - self._paused_s, 0.0)
 
     def sync_s(self) -> float:
-        """Reductions in seconds, waiting for slower ranks included."""
-        return sum(_between_s(a, b) for a, b in self._sync)
+        """Reductions in seconds, waiting for slower ranks included, also within a sharded model's passes."""
+        return sum(_between_s(a, b) for a, b in self._sync) + self._stalled_s()
+
+    def _stalled_s(self) -> float:
+        return sum(_between_s(a, b) for a, b in self._stalls)

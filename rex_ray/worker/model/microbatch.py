@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.worker.group.side_group import SideGroup
+from rex_ray.worker.model.replicas import is_sharded, unwrap
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.tree import slice_rows
@@ -47,15 +48,15 @@ class Gradients:
             raise ConfigError(f"num_chunks is {num_chunks}, and a batch has at least one micro-batch")
         self.agree(step, weight, "session.micro_batches(batch, num_chunks, weight=num_tokens)")
         rows = step.num_rows
-        count = max(min(num_chunks, rows), 1)
+        count = self._agreed(num_chunks) if is_sharded(unwrap(self._model)) else max(min(num_chunks, rows), 1)
         bounds = [rows * i // count for i in range(count + 1)]
         step.chunks_open = True
         if count > 1:
             step.num_chunks = count
             self.watch(step)
-        for start, stop in pairwise(bounds):
+        for number, (start, stop) in enumerate(pairwise(bounds), start=1):
             step.chunk_rows = stop - start
-            is_last = stop == rows
+            is_last = number == count
             chunk = batch if count == 1 else slice_rows(batch, start, stop, num_rows=rows, strict=True)
             if is_last:
                 step.chunks_open = False
@@ -69,6 +70,11 @@ class Gradients:
     def accumulate(self, weight: float | None) -> Iterator[None]:
         """Keep the gradients of the enclosed backward passes local."""
         step = self._tracker.need_in_hand("session.accumulate")
+        if is_sharded(unwrap(self._model)):
+            raise ConfigError(
+                "session.accumulate lets ranks cut their batches as they like, and a sharded model has all of them "
+                "meet in every pass; cut the batch with session.micro_batches(batch, num_chunks)"
+            )
         self.agree(step, weight, "session.accumulate(weight=num_tokens)")
         step.own_chunks = True
         self.watch(step)
@@ -89,6 +95,12 @@ class Gradients:
         scaler = self._tracker.scaler
         (loss if scaler is None else scaler.scale(loss)).backward()
         step.call_tokens = None
+
+    def _agreed(self, num_chunks: int) -> int:
+        """Return the largest of the ranks' numbers: they meet in every pass of a sharded model, with no rows too."""
+        with self._tracker.waiting():
+            everyones = self._group.gather(torch.tensor([num_chunks]), "how many micro-batches there are")
+        return int(everyones.max())
 
     def agree(self, step: StepInHand, weight: float | None, call: str) -> None:
         """Learn the global token count of the step; the wait for slower ranks is not this rank's own time."""
@@ -115,7 +127,7 @@ class Gradients:
 
     @contextmanager
     def hold(self, step: StepInHand) -> Iterator[None]:
-        """Keep the gradients of the enclosed pass local."""
+        """Keep the gradients of the enclosed pass local; those of a sharded model are reduced each time, and added."""
         unsynchronised: AbstractContextManager[None] = nullcontext()
         if isinstance(self._model, DistributedDataParallel):
             unsynchronised = self._model.no_sync()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -12,13 +13,24 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import OptimizerFamily
 from rex_ray.worker.group.side_group import SideGroup, distributed
 from rex_ray.worker.model import replicas
+from rex_ray.worker.model.backward_updates import BackwardUpdates
 from rex_ray.worker.model.comm_hook import CommHook, Reduction
+from rex_ray.worker.model.compiling import Compiling, Hook
 from rex_ray.worker.model.guard import ReplicaGuard
 from rex_ray.worker.model.microbatch import Gradients
-from rex_ray.worker.model.optimizer_hooks import OptimizerHooks
+from rex_ray.worker.model.non_finite import NonFiniteGuard
+from rex_ray.worker.model.optimizer_hooks import BeforeUpdate, OptimizerHooks
+from rex_ray.worker.model.pass_limit import PassLimit
+from rex_ray.worker.model.passes import SharePasses
 from rex_ray.worker.model.preconditioner import AdamPreconditioner, optimizer_family
+from rex_ray.worker.model.replica_check import ReplicaCheck
+from rex_ray.worker.model.replicas import is_sharded
+from rex_ray.worker.model.sharding import ShardedReduction, refuse_unfit_shards
+from rex_ray.worker.model.thawed import ThawedGradients
+from rex_ray.worker.model.train_step import TrainStep
 from rex_ray.worker.model.weighting import OutputWeights, has_batch_norm
 from rex_ray.worker.options import WorkerOptions
+from rex_ray.worker.preflight.precision import refuse_mixed_gradients
 from rex_ray.worker.saving.state import Prepared, lr_factor_of
 from rex_ray.worker.tracker import StepTracker
 
@@ -33,20 +45,32 @@ class ModelSide:
         options: the worker's limits, and what ranks are weighted by.
         values: ranks to agree with about token counts.
         torch_device: where the model is moved to; None: it stays where it is.
+        pass_limit: rows that one forward and backward pass may have.
     """
 
     def __init__(
-        self, *, tracker: StepTracker, options: WorkerOptions, values: SideGroup, torch_device: torch.device | None
+        self,
+        *,
+        tracker: StepTracker,
+        options: WorkerOptions,
+        values: SideGroup,
+        torch_device: torch.device | None,
+        pass_limit: PassLimit,
     ) -> None:
         self._tracker = tracker
         self._options = options
         self._values = values
         self._torch_device = torch_device
+        self._pass_limit = pass_limit
+        self._train_step: TrainStep | None = None
         self._model: nn.Module | None = None
         self._optimizer_family: OptimizerFamily = "sgd"
         self._gradients: Gradients | None = None
         self._optimizer_hooks: OptimizerHooks | None = None
         self._reduction: Reduction | None = None
+        self._shards: ShardedReduction | None = None
+        self._non_finite: NonFiniteGuard | None = None
+        self._replica_check: ReplicaCheck | None = None
         self._user_hook: tuple[Any, CommHook] | None = None
 
     @property
@@ -59,6 +83,17 @@ class ModelSide:
         if self._gradients is None:
             raise ConfigError("call session.prepare(model, optimizer) first")
         return self._gradients
+
+    @property
+    def train_step(self) -> TrainStep:
+        """Whole optimizer steps.
+
+        Raises:
+            ConfigError: no model is prepared.
+        """
+        if self._train_step is None:
+            raise ConfigError("call session.prepare(model, optimizer) first")
+        return self._train_step
 
     @property
     def normalises_over_rows(self) -> bool:
@@ -95,7 +130,9 @@ class ModelSide:
         if self._model is not None:
             raise ConfigError("session.prepare takes one model; put several networks into one nn.Module")
         bare = parts.model
-        if self._torch_device is not None:
+        refuse_unfit_shards(bare, self._values.size)
+        sharded = is_sharded(bare)
+        if self._torch_device is not None and not sharded:  # shards lie where their mesh computes
             bare.to(self._torch_device)
         self._tracker.device = next((p.device for p in bare.parameters()), self._tracker.device)
         self._tracker.norms.parameters = list(bare.parameters())
@@ -105,17 +142,51 @@ class ModelSide:
             self._tracker.norms.preconditioner = AdamPreconditioner(parts.optimizer)
         if restored is not None:
             parts.load(restored)
-        guard = ReplicaGuard(bare, frozen_matters=model is bare) if distributed() else None
-        self._model = prepared = self._replicate(model)
+        guard = ReplicaGuard(bare) if distributed() else None
+        self._model = prepared = self._sharded(model) if sharded else self._replicate(model)
         by_tokens = self._options.weight_by == "tokens"
         complete = None if self._reduction is not None else self._complete_gradient
-        OutputWeights(self._tracker, by_tokens=by_tokens, complete=complete).install(prepared)
-        self._optimizer_hooks = OptimizerHooks(self._tracker, guard, self._options.lr_slew)
+        complete = complete if self._shards is None else self._shards.complete
+        checks = self._checks_of(bare)
+        hooks = OutputWeights(
+            self._tracker,
+            by_tokens=by_tokens,
+            complete=complete,
+            notes_gradient=self._options.on_non_finite != "ignore",
+        ).install(prepared)
+        self._optimizer_hooks = OptimizerHooks(self._tracker, guard, self._options.lr_slew, checks)
         self._optimizer_hooks.factor = 1.0 if restored is None else lr_factor_of(restored)
         self._optimizer_hooks.install(parts.optimizer)
         self._gradients = Gradients(tracker=self._tracker, group=self._values, by_tokens=by_tokens, model=prepared)
+        self._train_step = self._step_of(prepared, parts.optimizer, self._gradients, hooks)
+        self._watch_for_compiler(bare, prepared, hooks)
         self._tracker.prepared = True
         return prepared
+
+    def _watch_for_compiler(self, bare: nn.Module, prepared: nn.Module, hooks: list[Hook]) -> None:
+        if self._reduction is not None:
+            updates = BackwardUpdates(bare)
+            hooks.append(updates.install(prepared))
+            self._tracker.hooks.append(updates)
+        compiling = Compiling(hooks)
+        self._tracker.at_step_begin.append(compiling.step_begins)
+        self._tracker.at_step_end.append(compiling.step_ends)
+
+    def _step_of(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, gradients: Gradients, hooks: list[Hook]
+    ) -> TrainStep:
+        self._pass_limit.fewest = 2 if has_batch_norm(model) else 1
+        reduction = self._reduction
+        passes = SharePasses(
+            tracker=self._tracker,
+            gradients=gradients,
+            model=model,
+            limit=self._pass_limit,
+            retries=self._options.on_out_of_memory == "retry",
+            beyond_retry=lambda: reduction is not None and reduction.beyond_retry,
+        )
+        hooks.append(passes.hook)
+        return TrainStep(tracker=self._tracker, passes=passes, model=model, optimizer=optimizer)
 
     def average_by(self, hook_state: Any, hook: CommHook) -> None:
         """Average gradients by the user's communication hook, from now on or from ``prepare`` on."""
@@ -123,28 +194,87 @@ class ModelSide:
         if self._reduction is not None:
             self._reduction.average_by(hook_state, hook)
 
+    def settle(self) -> None:
+        """End every check that is under way; before a save, and wherever training pauses. Every rank must call this.
+
+        Raises:
+            RexError: the model holds an update that is not finite, or its replicas differ.
+        """
+        if self._non_finite is not None and self._replica_check is not None:
+            self._non_finite.settle()
+            self._replica_check.settle()
+
+    def end_pass(self) -> None:
+        """Settle, make buffers alike and compare replicas, at the end of a pass over the data.
+
+        Raises:
+            RexError: see ``settle``.
+        """
+        self.settle()
+        self.agree_on_buffers()
+        if self._replica_check is not None:
+            self._replica_check.compare_all(f"after step {self._tracker.position.step - 1}")
+
     def agree_on_buffers(self) -> None:
         """Make buffers alike on all ranks; every one must call this."""
-        if self._model is None or self._reduction is None:
+        reduction = self._reduction or self._shards
+        if self._model is None or reduction is None:
             return
         tracker = self._tracker
-        replicas.agree_on_buffers(
-            replicas.unwrap(self._model),
-            self._reduction.process_group,
-            tracker.own_rows_since_sync,
-            tracker.total_rows_since_sync,
-        )
+        with self._values.presence.told("buffers and running statistics to be made alike"):
+            replicas.agree_on_buffers(
+                replicas.unwrap(self._model),
+                reduction.process_group,
+                tracker.own_rows_since_sync,
+                tracker.total_rows_since_sync,
+            )
         tracker.own_rows_since_sync = tracker.total_rows_since_sync = 0
+
+    def _sharded(self, model: nn.Module) -> nn.Module:
+        """Leave the reduction to FSDP, and stop the clock in it."""
+        refuse_mixed_gradients(self._values, model.parameters())
+        self._tracker.norms.lossless = False
+        if self._options.norm_interval_steps:
+            warnings.warn(
+                "gradient norms of a sharded model are not taken, so its global batch does not grow; set "
+                "max_global_batch_size to global_batch_size to say so",
+                stacklevel=4,
+            )
+        limit_s = self._options.collective_timeout_s
+        with self._values.presence.told("all ranks to prepare the sharded model", limit_s, any_error=False):
+            self._shards = ShardedReduction(self._tracker, self._values.presence, limit_s)
+        self._shards.install(replicas.unwrap(model))
+        return model
 
     def _replicate(self, model: nn.Module) -> nn.Module:
         if not distributed():
             return model
-        ddp = replicas.wrapped(model, self._options.collective_timeout_s)
-        self._reduction = Reduction(self._tracker, ddp.process_group)
+        refuse_mixed_gradients(self._values, model.parameters())
+        limit_s = self._options.collective_timeout_s
+        # A model that differs between ranks is refused in there, too, and that is not the network's fault.
+        with self._values.presence.told("all ranks to wrap the model", limit_s, any_error=False):
+            ddp = replicas.wrapped(model, limit_s)
+        thawed = ThawedGradients(replicas.unwrap(model))
+        self._reduction = Reduction(self._tracker, ddp.process_group, self._values.presence, thawed)
         if self._user_hook is not None:
             self._reduction.average_by(*self._user_hook)
         self._reduction.install(ddp)
         return ddp
+
+    def _checks_of(self, bare: nn.Module) -> list[BeforeUpdate]:
+        """Make what looks at the gradient and at the replicas before each update."""
+        reduction = self._reduction
+        self._non_finite = NonFiniteGuard(
+            tracker=self._tracker,
+            group=self._values,
+            policy=self._options.on_non_finite,
+            model=bare,
+            reduced=list if reduction is None else reduction.flat_gradients,
+            sharded=self._shards is not None,
+        )
+        self._tracker.at_step_end.append(self._non_finite.step_ended)
+        self._replica_check = ReplicaCheck(bare, self._values, self._options.replica_check_interval_steps)
+        return [self._non_finite.before_update, self._replica_check.before_update]
 
     def _complete_gradient(self) -> None:
         """End a backward pass that nobody reduces: the local gradient is the global one."""

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rex_ray.core.errors import ConfigError, MemoryExhaustedError
 from rex_ray.core.types import StepFlag
 from rex_ray.worker.group.side_group import distributed
+from rex_ray.worker.model.compiling import Hook
 from rex_ray.worker.model.generators import GeneratorStates
 from rex_ray.worker.model.microbatch import Gradients
 from rex_ray.worker.model.out_of_memory import free_memory, is_out_of_memory, short
@@ -86,6 +87,9 @@ class SharePasses:
         limit: rows that a pass may have; learnt here.
         retries: run out of memory and try again; else the error ends training.
         beyond_retry: whether DDP is in a state from which no further gradient would wake it.
+
+    Attributes:
+        hook: registered on the model.
     """
 
     def __init__(
@@ -107,7 +111,8 @@ class SharePasses:
         self._parameters = list(unwrap(model).parameters())
         self._whole_only = _reason_against_passes(model)
         self._ddp_expects = False
-        model.register_forward_hook(self._after_forward)
+        self.hook = Hook(self._after_forward)
+        model.register_forward_hook(self.hook)
 
     def run(self, batch: Any, loss_fn: LossFunction, count_tokens: CountTokens | None) -> torch.Tensor:
         """Leave the step's global gradient in the parameters; return the detached mean loss of this rank's rows.
@@ -375,7 +380,7 @@ def _beside_ddp(model: nn.Module) -> Iterator[None]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return bare(*args, **kwargs)
 
-    model.forward = forward  # type: ignore[method-assign]
+    model.forward = forward
     try:
         yield
     finally:

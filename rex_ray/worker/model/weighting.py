@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from rex_ray.core.errors import ConfigError, RexError
+from rex_ray.worker.model.compiling import Hook
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 from rex_ray.worker.tree import leading_rows, map_tensors, tensors_in
@@ -45,10 +46,19 @@ class OutputWeights:
         tracker: knows the batch in hand.
         by_tokens: the weight is given to ``session.backward`` instead of following from the rows.
         complete: called at the end of a backward pass that leaves the whole gradient, where no DDP reduces it.
+        notes_gradient: keep of each output's gradient whether it is finite.
     """
 
-    def __init__(self, tracker: StepTracker, *, by_tokens: bool, complete: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        tracker: StepTracker,
+        *,
+        by_tokens: bool,
+        complete: Callable[[], None] | None,
+        notes_gradient: bool = False,
+    ) -> None:
         self._tracker = tracker
+        self._notes_gradient = notes_gradient
         self._by_tokens = by_tokens
         self._complete = complete
         self._call_rows: int | None = None
@@ -59,11 +69,13 @@ class OutputWeights:
         self._sync_batch_norm = False
         self._stale_versions: list[int | None] | None = None
 
-    def install(self, model: nn.Module) -> None:
-        """Register the hooks on the module that the user calls."""
+    def install(self, model: nn.Module) -> list[Hook]:
+        """Register the hooks on the module that the user calls, and return them."""
         self._sync_batch_norm = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
-        model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
-        model.register_forward_hook(self._after_forward, always_call=True)
+        before, after = Hook(self._before_forward), Hook(self._after_forward)
+        model.register_forward_pre_hook(before, with_kwargs=True)
+        model.register_forward_hook(after, always_call=True)
+        return [before, after]
 
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -113,6 +125,9 @@ class OutputWeights:
         def scale(gradient: torch.Tensor) -> torch.Tensor:
             self._began()
             w = self._pass_weight = weight()
+            step = self._tracker.in_hand
+            if w and self._notes_gradient and step is not None:
+                step.note_output_gradient(gradient)
             if w == 1.0:
                 return gradient
             # Not 0 * gradient: the mean over no rows is NaN, and so would the product be.
@@ -182,7 +197,7 @@ class OutputWeights:
         if step.own_chunks:
             step.rows_seen += self._call_rows or 0
         if step.norms.per_group:
-            self._tracker.norms.group_ended(step, self._pass_weight)
+            self._tracker.norms.group_ended(step, self._pass_weight * step.loss_share)
         if self._complete is not None and not step.holding:
             self._complete()
 

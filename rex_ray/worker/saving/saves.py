@@ -122,6 +122,11 @@ class Saves:
             self._rank.tracker.close()
             self._rank.snapshots.take(self._collect)
 
+    def rely_on_rank_0(self) -> None:
+        """Have no other rank keep snapshots: of a sharded model rank 0 alone collects the whole."""
+        if self._rank.snapshots is not None:
+            self._rank.snapshots.keep_on_first(self._rank.group.rank)
+
     def finish(self) -> None:
         """Save what was reported last, if it was not saved; called on every rank when training is over."""
         if self._unsaved is not None:

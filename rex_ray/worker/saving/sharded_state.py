@@ -27,14 +27,13 @@ class ShardedModel:
 
     def state_dict(self) -> dict[str, Any]:
         """Return whole tensors on rank 0."""
-        from torch.distributed.checkpoint import state_dict as whole  # seconds to import, for who shards only
-
-        return whole.get_model_state_dict(self._model, options=_to_host())
+        whole = _whole()
+        collected: dict[str, Any] = whole.get_model_state_dict(self._model, options=_to_host(whole))
+        return collected
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take whole tensors."""
-        from torch.distributed.checkpoint import state_dict as whole
-
+        whole = _whole()
         options = whole.StateDictOptions(full_state_dict=True)
         whole.set_model_state_dict(self._model, dict(state_dict), options=options)
 
@@ -53,19 +52,24 @@ class ShardedOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return whole tensors on rank 0."""
-        from torch.distributed.checkpoint import state_dict as whole
-
-        return whole.get_optimizer_state_dict(self._model, self._optimizer, options=_to_host())
+        whole = _whole()
+        collected: dict[str, Any] = whole.get_optimizer_state_dict(
+            self._model, self._optimizer, options=_to_host(whole)
+        )
+        return collected
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take whole tensors."""
-        from torch.distributed.checkpoint import state_dict as whole
-
+        whole = _whole()
         options = whole.StateDictOptions(full_state_dict=True)
         whole.set_optimizer_state_dict(self._model, self._optimizer, dict(state_dict), options=options)
 
 
-def _to_host() -> Any:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
+def _whole() -> Any:
+    from torch.distributed.checkpoint import state_dict  # noqa: PLC0415 - costs time, and only who shards needs it
 
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return state_dict
+
+
+def _to_host(whole: Any) -> Any:
+    return whole.StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -104,6 +104,10 @@ class Snapshots:
         """Whether it is time for the next, by this rank's clock; rank 0 is asked."""
         return now_s() >= self._due_s and not self._is_writing()
 
+    def keep_on_first(self, rank: int) -> None:
+        """Keep them on rank 0 alone: of a sharded model no other has the whole."""
+        self._keeps = self._keeps and rank == 0
+
     def postpone(self) -> None:
         """Something better was just made: begin to count anew."""
         self._due_s = now_s() + self._interval_s

@@ -1,0 +1,143 @@
+"""FSDP2: a sharded model trains as one process would, its own times are told apart, and its saves are whole."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from gloo_group import GlooGroup
+from scripted import MemoryReporter, Rows, ScriptedLink, opened
+from torch import nn
+
+from rex_ray.core.types import Allocation, StepFlag, StepRecord
+
+pytestmark = pytest.mark.dist
+
+SIZES = (3, 0, 9)
+LATER = Allocation(version=1, local_batch_sizes=(8, 3, 1), lr_factor=1.5)
+NUM_ROWS = 53
+CLIP = 0.4
+
+
+def network() -> nn.Sequential:
+    """The same network on every call; 7 features divide over neither two nor three ranks."""
+    torch.manual_seed(3)
+    body = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 7), nn.Tanh())
+    return nn.Sequential(body, nn.Linear(7, 1)).double()
+
+
+def sharded(model: nn.Sequential) -> nn.Sequential:
+    from torch.distributed.fsdp import fully_shard
+
+    for module in (model[0], model):
+        fully_shard(module, mesh=mesh())
+    return model
+
+
+def mesh() -> Any:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def train(rank: int, num_epochs: int, restored: Any = None) -> tuple[dict[str, torch.Tensor], Any, list[StepRecord]]:
+    """Unequal shares and a share of none, a switch with another rate, micro-batches on one rank, clipping, Adam."""
+    link = ScriptedLink(SIZES, {2: LATER}) if restored is None else ScriptedLink()
+    reporter = MemoryReporter(restored)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {"norm_interval_steps": 1, "checkpoint_interval_s": 0.0, "control_interval_steps": 1}
+        with opened(link, reporter, **options) as session:
+            model = sharded(network())
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            net, optimizer = session.prepare(model, optimizer)
+            loader = session.loader(Rows(NUM_ROWS))
+            for epoch in session.epochs(num_epochs):
+                for batch in loader:
+                    for _, inputs, targets in session.micro_batches(batch, 1 + (epoch > 0) * rank):
+                        session.backward(F.mse_loss(net(inputs), targets))
+                    nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                session.report({})
+    whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
+    return whole, reporter.saves[-1][1], link.steps
+
+
+def alone(num_epochs: int, rates: list[float]) -> dict[str, torch.Tensor]:
+    """One process with every step's rows; ``rates`` are the allocation's factors by step."""
+    from rex_ray.worker.data.sampler import batch_rows, epoch_order
+
+    model, data, step = network(), Rows(NUM_ROWS), 0
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for epoch in range(num_epochs):
+        order, cursor = epoch_order(0, epoch, NUM_ROWS), 0
+        while cursor < NUM_ROWS:
+            rows = order[cursor : cursor + batch_rows(NUM_ROWS - cursor, 12, 3)]
+            F.mse_loss(model(data.inputs[rows]), data.targets[rows]).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.param_groups[0]["lr"] = 0.01 * rates[step]
+            optimizer.step()
+            optimizer.zero_grad()
+            cursor, step = cursor + len(rows), step + 1
+    return dict(model.state_dict())
+
+
+def farthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def test_a_sharded_model_trains_as_one_process_and_resumes_on_fewer_ranks(ranks: GlooGroup) -> None:
+    results = ranks.run(train, 2)
+    records = results[0][2]
+    rates = [1.5 if record.allocation_version else 1.0 for record in records]
+    assert {1.0, 1.5} == set(rates[:5]), "the shares are switched within the first epoch"
+    reference = alone(2, rates)
+    for whole, _, _ in results:
+        assert farthest(whole, reference) < 1e-10
+    assert all(record.weighted_sq_norm is None for record in records), "norms of shards are not taken"
+    first_epoch = ranks.run(train, 1)[0][1]
+    fewer = GlooGroup(2)
+    try:
+        resumed = fewer.run(train, 2, first_epoch)
+    finally:
+        fewer.stop()
+    # The later epoch's shares are equal ones of the saved batch: other weights, the same sum.
+    assert farthest(resumed[0][0], reference) < 1e-10
+    plain = network()
+    plain.load_state_dict(first_epoch["model"])
+
+
+def one_rank_sleeps(rank: int) -> list[tuple[float, float, StepFlag]]:
+    """Rank 1 takes its time in each forward pass, where the others wait for its part of the parameters."""
+
+    class Sleeper(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.15 * (rank == 1))
+            return super().forward(inputs)
+
+    with opened(link := ScriptedLink((4, 4, 4)), warm_up_steps=0, settle_steps=0) as session:
+        torch.manual_seed(0)
+        model = sharded(nn.Sequential(Sleeper(6, 7), nn.Linear(7, 1)).double())
+        net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _, inputs, targets in session.loader(Rows(36)):
+            F.mse_loss(net(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        session.finish()
+    return [(record.compute_s, record.step_s, record.flags) for record in link.steps]
+
+
+def test_waits_inside_a_sharded_models_passes_are_no_own_time(ranks: GlooGroup) -> None:
+    steps = ranks.run(one_rank_sleeps)
+    for rank, records in enumerate(steps):
+        for own_s, step_s, _ in records[1:]:
+            assert step_s > 0.14, "everyone takes as long as the slowest"
+            assert own_s > 0.14 if rank == 1 else own_s < 0.5 * step_s
+    assert StepFlag.NONE in [flags for _, _, flags in steps[0]], "they are evidence"
