@@ -113,7 +113,7 @@ def opened(
     link: NullLink | None = None, reporter: MemoryReporter | None = None, **options: Any
 ) -> AbstractContextManager[Session]:
     """Open a session with defaults fit for tests."""
-    options = {"global_batch_size": 12, "collective_timeout_s": 15.0, **options}
+    options = {"global_batch_size": 12, "collective_timeout_s": 15.0, "replica_check_interval_steps": 1, **options}
     return open_session(
         options=WorkerOptions(**options),
         device="test",

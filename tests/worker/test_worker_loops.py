@@ -233,36 +233,6 @@ def test_b5_unused_parameters_are_named_before_the_first_update(ranks: GlooGroup
         assert finding == "accepted"
 
 
-def thaw_in_the_second_epoch(rank: int, wrap_first: bool) -> tuple[str, torch.Tensor]:
-    model = two_layers()
-    given = DistributedDataParallel(model, find_unused_parameters=True) if wrap_first else model
-    first = next(model.parameters()).requires_grad_(False)
-    before = first.detach().clone()
-
-    def run() -> None:
-        with opened(ScriptedLink(SIZES)) as session:
-            net, optimizer = session.prepare(given, torch.optim.SGD(model.parameters(), lr=0.1))
-            loader = session.loader(Rows(24))
-            for epoch in session.epochs(2):
-                assert torch.equal(first, before)
-                first.requires_grad_(epoch == 1)
-                for batch in loader:
-                    update(net, optimizer, batch)
-
-    return error_of(run), first.detach() - before
-
-
-@pytest.mark.dist
-def test_b7_layers_that_thaw_are_refused_with_a_way_that_works(ranks: GlooGroup) -> None:
-    for refused, moved in ranks.run(thaw_in_the_second_epoch, False):
-        assert "0.weight had no requires_grad" in refused
-        assert not moved.any()
-    (told, first), *others = ranks.run(thaw_in_the_second_epoch, True)
-    assert told == "accepted"
-    assert first.any()
-    assert all(torch.equal(first, moved) for _, moved in others)
-
-
 def keep_a_frozen_layers_old_gradient(rank: int) -> str:
     model = two_layers()
     first, *others = model.parameters()

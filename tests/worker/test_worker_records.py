@@ -198,7 +198,7 @@ def test_a_session_measures_densely_after_the_batch_changes() -> None:
 
 def test_the_loss_scale_is_taken_out_and_a_skipped_step_is_marked() -> None:
     link = ScriptedLink()
-    with opened(link, norm_interval_steps=1, warm_up_steps=0) as session:
+    with opened(link, norm_interval_steps=1, warm_up_steps=0, on_non_finite="skip") as session:
         model = two_layers()
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

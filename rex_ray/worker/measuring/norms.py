@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
 from torch.utils.hooks import RemovableHandle
 
 from rex_ray.core.measuring import NormSchedule
@@ -22,7 +22,23 @@ from rex_ray.worker.measuring.probes import squared_norm, total_squared_norm
 from rex_ray.worker.model.preconditioner import AdamPreconditioner
 from rex_ray.worker.step import StepInHand, StepNorms
 
-__all__ = ["GradientNorms"]
+__all__ = ["Bucket", "GradientNorms"]
+
+
+class Bucket(Protocol):
+    """Local gradients that are reduced together, as DDP hands them to its communication hook."""
+
+    def buffer(self) -> torch.Tensor:
+        """Return them as one vector, or the one sparse gradient."""
+        ...
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return whose they are."""
+        ...
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return them in the shapes of their parameters."""
+        ...
 
 
 class GradientNorms:
@@ -88,7 +104,7 @@ class GradientNorms:
         norms.add_local(torch.stack(parts).sum() * step.group_factor(weight))
         norms.num_groups += 1
 
-    def look_at(self, step: StepInHand, bucket: GradBucket) -> None:
+    def look_at(self, step: StepInHand, bucket: Bucket) -> None:
         """Take the norm of a bucket of the local gradient, which the reduction will overwrite."""
         self._open(step)
         norms = step.norms
@@ -147,7 +163,7 @@ class GradientNorms:
         norms.sound &= index not in norms.parts
         norms.parts[index] = self._squared_norm([gradient], [parameter])
 
-    def _counted_in(self, bucket: GradBucket) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _counted_in(self, bucket: Bucket) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return a bucket's gradients that count, as one flat buffer where all do and none is preconditioned."""
         parameters, buffer = list(bucket.parameters()), bucket.buffer()
         counts = [self._counts(parameter) for parameter in parameters]

@@ -14,19 +14,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from rex_ray.core.types import StepFlag, StepRecord
+from rex_ray.worker.link import IncidentRecord
 from rex_ray.worker.measuring.timing import StepTimer
 
-__all__ = ["DeferredScalar", "PendingRecord", "RecordQueue", "squared_norm", "total_squared_norm"]
+__all__ = ["DeferredScalar", "DeferredTensor", "PendingRecord", "RecordQueue", "squared_norm", "total_squared_norm"]
 
 # Records that wait for the device; past this many the oldest leaves without what is still missing.
 _MOST_PENDING = 64
 
 
-class DeferredScalar:
-    """A one-element tensor that is read once the device has computed it.
+class DeferredTensor:
+    """A tensor that is read once the device has computed it.
 
     Args:
-        value: any one-element tensor; it must not be written to afterwards.
+        value: a small tensor; it must not be written to afterwards.
     """
 
     __slots__ = ("_event", "_host")
@@ -44,6 +45,18 @@ class DeferredScalar:
     def ready(self) -> bool:
         """Whether the value can be read without waiting."""
         return self._event is None or bool(self._event.query())
+
+    def wait(self) -> torch.Tensor:
+        """Return the value, on the host, once the device has computed it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
+
+
+class DeferredScalar(DeferredTensor):
+    """A one-element tensor that is read as a number."""
+
+    __slots__ = ()
 
     def read(self) -> float:
         """Return the value; call it only when ready."""
@@ -145,7 +158,7 @@ class RecordQueue:
         send: takes complete records; must return at once.
     """
 
-    def __init__(self, send: Callable[[Sequence[StepRecord]], None]) -> None:
+    def __init__(self, send: Callable[[Sequence[StepRecord | IncidentRecord]], None]) -> None:
         self._send = send
         self._pending: deque[PendingRecord] = deque()
 
@@ -155,6 +168,10 @@ class RecordQueue:
             self._pending[-1].next_scale = pending.scale
         self._pending.append(pending)
         self._send_ready()
+
+    def tell(self, incident: IncidentRecord) -> None:
+        """Send an incident at once."""
+        self._send([incident])
 
     def flush(self) -> None:
         """Send what the device has finished; the last step counts as not skipped."""

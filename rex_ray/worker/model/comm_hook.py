@@ -12,7 +12,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.worker.group.presence import Presence
+from rex_ray.worker.model.thawed import FlatBucket, ThawedGradients
 from rex_ray.worker.model.weighting import at_end_of_backward
+from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["CommHook", "Reduction", "reduce_bucket"]
@@ -26,21 +29,35 @@ class Reduction:
     Args:
         tracker: told of the last local gradient and of the reduction's end.
         process_group: ranks to average over.
+        presence: says who did not answer.
+        thawed: gradients that DDP does not know of.
+
+    Attributes:
+        beyond_retry: a bucket is being handed over, or the last one was and DDP has yet to end: an error now leaves it
+            in a state from which no further gradient would wake it.
     """
 
-    def __init__(self, tracker: StepTracker, process_group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, tracker: StepTracker, process_group: dist.ProcessGroup, presence: Presence, thawed: ThawedGradients
+    ) -> None:
         self._tracker = tracker
+        self._presence = presence
         self.process_group = process_group
+        self._thawed = thawed
+        self._holds_gradients = False
+        self._flat: list[torch.Tensor] = []
         self._average: tuple[Any, CommHook] = (process_group, allreduce_hook)
         self._joins_late = False
+        self._is_open = False
         self._under_way: list[dist.Work] = []
         self._warned = False
+        self.beyond_retry = False
 
     def average_by(self, state: Any, hook: CommHook) -> None:
         """Average by the user's hook instead; its rounding would be taken for gradient noise, so norms stop."""
         self._average = (state, hook)
         self._tracker.norms.lossless = False
-        self._joins_late = False
+        self._joins_late = self._holds_gradients = False
 
     def install(self, ddp: DistributedDataParallel) -> None:
         """Register the hook.
@@ -49,7 +66,8 @@ class Reduction:
             ConfigError: the user registered one before; DDP takes one.
         """
         on_host = all(p.device.type == "cpu" for p in ddp.parameters())
-        self._joins_late = on_host and ddp.gradient_as_bucket_view and self._tracker.norms.lossless
+        self._holds_gradients = ddp.gradient_as_bucket_view and self._tracker.norms.lossless
+        self._joins_late = on_host and self._holds_gradients
         try:
             ddp.register_comm_hook(self, reduce_bucket)
         except RuntimeError as error:
@@ -58,24 +76,50 @@ class Reduction:
                 "session.register_comm_hook(state, hook)"
             ) from error
 
+    def flat_gradients(self) -> list[torch.Tensor]:
+        """Return the buffers whose views the reduced gradients are; none where gradients are not views."""
+        return self._flat if self._holds_gradients else []
+
     def look_at(self, bucket: GradBucket) -> None:
         """Take stamp and norm of a bucket whose local gradients are complete."""
         step = self._tracker.in_hand
         # Buckets leave in order, so the last one leaves when every gradient is there. They are never counted:
         # DDP rebuilds them after the first step.
-        is_last = bucket.is_last()
+        is_last, has_thawed = bucket.is_last(), False
+        if not self._thawed.knows_all:
+            self._thawed.seen(bucket.parameters())
         if is_last:
+            self._thawed.reduction_ended()
+            has_thawed = self._thawed.present
+        if is_last and not has_thawed:
             self._tracker.last_gradient()
         if step is None:
             self._warn_of_foreign_batch()
-        elif step.num_rows == 0 and not bucket.buffer().is_sparse:
-            # A model may divide by its input; on rows of zeros that is no gradient but NaN times zero.
-            torch.nan_to_num_(bucket.buffer(), nan=0.0, posinf=0.0, neginf=0.0)
-        if step is not None and self._tracker.measures_norm:
-            self._tracker.norms.look_at(step, bucket)
+        else:
+            self._look_into(step, bucket)
         if is_last:
-            # DDP queues its own end after this hook; what is queued from within the queue comes after that.
-            at_end_of_backward(lambda: at_end_of_backward(self._join))
+            at_end_of_backward(self._reduce_thawed if has_thawed else self._queue_join)
+
+    def _look_into(self, step: StepInHand, bucket: GradBucket | FlatBucket) -> None:
+        buffer = bucket.buffer()
+        if step.num_rows == 0 and not buffer.is_sparse:
+            # A model may divide by its input; on rows of zeros that is no gradient but NaN times zero.
+            torch.nan_to_num_(buffer, nan=0.0, posinf=0.0, neginf=0.0)
+        if self._is_open:
+            self._flat.append(buffer)
+        else:
+            self._flat, self._is_open = [buffer], True
+        if self._tracker.measures_norm:
+            self._tracker.norms.look_at(step, bucket)
+
+    def _queue_join(self) -> None:
+        """DDP queues its own end after its hook; what is queued from within the queue comes after that."""
+        at_end_of_backward(self._join)
+
+    def _reduce_thawed(self) -> None:
+        """Every local gradient is there, those that DDP does not wait for, too."""
+        self._tracker.last_gradient()
+        self._queue_join()
 
     def _warn_of_foreign_batch(self) -> None:
         if not self._warned:
@@ -104,13 +148,33 @@ class Reduction:
         return answer
 
     def _join(self) -> None:
-        """Wait, within the group's limit, until every bucket holds the global gradient."""
-        while self._under_way:
-            self._under_way.pop().wait()
+        """Wait, within the group's limit, until every bucket holds the global gradient.
+
+        Raises:
+            LinkError: it does not come; says for whom this rank waited.
+        """
+        if self._under_way:
+            with self._presence.told(self._tracker.activity().waits_for or "a gradient"):
+                while self._under_way:
+                    self._under_way.pop().wait()
+        if self._thawed.present:
+            self._average_thawed()
+        self._is_open = self.beyond_retry = False
         self._tracker.reduction_ended()
+
+    def _average_thawed(self) -> None:
+        step = self._tracker.in_hand
+        for bucket in self._thawed.buckets():
+            if step is not None:
+                self._look_into(step, bucket)
+            with self._presence.told(self._tracker.activity().waits_for or "a thawed gradient"):
+                bucket.average(self.process_group)
 
 
 def reduce_bucket(state: Reduction, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Look at a bucket, then start its reduction."""
+    state.beyond_retry = True
     state.look_at(bucket)
-    return state.average(bucket)
+    answer = state.average(bucket)
+    state.beyond_retry = bucket.is_last()
+    return answer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -12,7 +13,9 @@ from rex_ray.worker.model.guard import ReplicaGuard
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 
-__all__ = ["OptimizerHooks"]
+__all__ = ["BeforeUpdate", "OptimizerHooks"]
+
+BeforeUpdate: TypeAlias = Callable[[StepInHand, torch.optim.Optimizer], None]
 
 
 class OptimizerHooks:
@@ -23,15 +26,23 @@ class OptimizerHooks:
     Args:
         tracker: knows the batch in hand and its allocation.
         guard: refuses updates from gradients that are not the other ranks' too; None where there are none.
+        checks: called before each update, once its gradient is known to be the global one.
         lr_slew: most that the factor rises by from one step to the next, as a share; None: any.
 
     Attributes:
         factor: what the rate was multiplied by last; a rise begins here.
     """
 
-    def __init__(self, tracker: StepTracker, guard: ReplicaGuard | None, lr_slew: float | None = None) -> None:
+    def __init__(
+        self,
+        tracker: StepTracker,
+        guard: ReplicaGuard | None,
+        lr_slew: float | None = None,
+        checks: Sequence[BeforeUpdate] = (),
+    ) -> None:
         self._tracker = tracker
         self._guard = guard
+        self._checks = checks
         self._lr_slew = lr_slew
         self._newest_step: int | None = None
         self.factor = 1.0
@@ -54,6 +65,8 @@ class OptimizerHooks:
             self._guard.check(step)
         if step is None:
             return
+        for check in self._checks:
+            check(step, optimizer)
         self._follow(step)
         if self.factor != 1.0:
             self._own_rates = [group["lr"] for group in optimizer.param_groups]

@@ -1,0 +1,300 @@
+"""What all ranks do together about a gradient that is not finite.
+
+The all-reduce spreads a NaN or an infinity of one rank to all, so the *reduced* gradient is itself the flag that ranks
+agree on, and no further collective is needed while all is well. Only when it is not finite do ranks tell each other
+who it was; then every one of them knows to.
+
+On a host, and wherever a step is to be left out, the flag is read before the update. On a device ``"stop"`` reads it
+some updates late, at a fixed lag, so that the device is never waited for and all ranks still stop at the same step;
+what is saved in between is checked first.
+
+A gradient scaler looks for itself: a gradient that overflows in half precision is its daily work, and no fault. Here
+only its scale is watched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn, TypeAlias
+
+import torch
+from torch import nn
+
+from rex_ray.core.errors import RexError
+from rex_ray.core.types import StepFlag
+from rex_ray.worker.group.side_group import SideGroup
+from rex_ray.worker.measuring.probes import DeferredScalar, squared_norm, total_squared_norm
+from rex_ray.worker.step import StepInHand
+from rex_ray.worker.tracker import StepTracker
+
+__all__ = ["LAG_UPDATES", "MOST_SKIPPED", "NonFiniteGuard", "OnNonFinite"]
+
+OnNonFinite: TypeAlias = Literal["stop", "skip", "ignore"]
+
+MOST_SKIPPED = 100
+"""Skipped steps in a row after which a run that skips stops: it learns nothing more, and nobody might notice."""
+
+LAG_UPDATES = 2
+"""By then a device has long computed what is read, since the host seldom runs further ahead."""
+
+_MOST_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Doubt:
+    """One step that is not judged yet.
+
+    Attributes:
+        step: which one.
+        signs: what this rank's own part looked like: its loss, the gradient of its outputs, of its parameters.
+        size: largest entry of the reduced gradient; under a scaler, the scale after the step.
+        scale: under a scaler, the scale that the step ran with.
+    """
+
+    step: int
+    signs: tuple[torch.Tensor | None, ...]
+    size: DeferredScalar
+    scale: DeferredScalar | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finding:
+    """Whose fault a step was, as all ranks know it.
+
+    Attributes:
+        step: which one.
+        text: what was found, in half a sentence.
+        own: this rank tells the journal: it was its fault, or nobody's and it is rank 0.
+    """
+
+    step: int
+    text: str
+    own: bool
+
+
+class NonFiniteGuard:
+    """Looks at the reduced gradient before each update.
+
+    Args:
+        tracker: knows the step in hand and the scaler, and tells the journal.
+        group: ranks that tell each other who it was.
+        policy: what is done.
+        model: the bare model.
+        reduced: flat buffers that the gradients are views of; empty where they are not.
+        sharded: ranks hold different parts of the gradient, so that none sees another's.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracker: StepTracker,
+        group: SideGroup,
+        policy: OnNonFinite,
+        model: nn.Module,
+        reduced: Callable[[], Sequence[torch.Tensor]],
+        sharded: bool = False,
+    ) -> None:
+        self._tracker = tracker
+        self._group = group
+        self._policy = policy
+        self._parameters = list(model.named_parameters())
+        self._reduced = reduced
+        self._sharded = sharded
+        self._doubts: deque[_Doubt] = deque()
+        self._num_skipped = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is looked at."""
+        return self._policy != "ignore"
+
+    def before_update(self, step: StepInHand, optimizer: torch.optim.Optimizer) -> None:
+        """Judge the gradient that the optimizer is about to use; where it is to be skipped, take it away.
+
+        Without a gradient an optimizer moves neither a parameter nor its own state.
+
+        Raises:
+            RexError: the policy is to stop; or a hundred steps in a row were skipped.
+        """
+        if not self.is_on or not step.num_reductions or self._scaler_looks(optimizer):
+            return
+        gradients = [_local(p.grad) for _, p in self._parameters if p.grad is not None]
+        if not gradients:
+            return
+        # Of shards each rank sees its own: whether one is bad is agreed on at once, or ranks would part.
+        if self._policy == "stop" and reads_late(gradients[0]) and not self._sharded:
+            size = DeferredScalar(_largest(gradients))
+            self._doubt(_Doubt(step=step.plan.step, signs=_signs(step), size=size), late=True)
+            return
+        if not self._is_bad(gradients):
+            self._num_skipped = 0
+            return
+        found = self._find(step.plan.step, _signs(step), self._names_of_bad())
+        if self._policy == "stop":
+            self._stop(found, "nothing was updated")
+        self._take_away(optimizer)
+        step.flags |= StepFlag.SKIPPED
+        self._count_skip(found)
+
+    def step_ended(self, step: StepInHand) -> None:
+        """Note what a gradient scaler made of the step; called on every rank once the loop is done with it."""
+        scaler = self._tracker.scaler
+        if not self.is_on or scaler is None or not scaler.is_enabled() or step.scale is None:
+            return
+        after = scaler.scale(torch.ones((), device=step.scale.device))
+        size, scale = DeferredScalar(after), DeferredScalar(step.scale)
+        doubt = _Doubt(step=step.plan.step, signs=_signs(step), size=size, scale=scale)
+        self._doubt(doubt, late=reads_late(after))
+
+    def settle(self) -> None:
+        """Judge every step that is not judged yet, waiting for the device: before a save, and at the end.
+
+        Raises:
+            RexError: one of them is a reason to stop.
+        """
+        while self._doubts:
+            self._judge(self._doubts.popleft())
+
+    # --- inside
+
+    def _scaler_looks(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a scaler decides: one that was prepared, or one that has a fused optimizer skip by itself."""
+        scaler = self._tracker.scaler
+        return (scaler is not None and scaler.is_enabled()) or getattr(optimizer, "found_inf", None) is not None
+
+    def _is_bad(self, gradients: Sequence[torch.Tensor]) -> bool:
+        """Whether an entry of the gradient is not finite, the same on all ranks.
+
+        One pass over flat buffers finds out. The square of a large number overflows, on one kind of processor perhaps
+        and not on the other, so what it suspects is looked at entry by entry.
+        """
+        buffers = self._reduced()
+        if buffers and not any(buffer.is_sparse for buffer in buffers):
+            size = sum(float(squared_norm(buffer)) for buffer in buffers)
+        else:
+            size = float(total_squared_norm(gradients))
+        bad = not math.isfinite(size) and any(not _is_finite(gradient) for gradient in gradients)
+        if self._sharded:
+            bad = bool(self._group.sum(torch.tensor([int(bad)]), "whether the gradient is finite").item())
+        return bad
+
+    def _names_of_bad(self) -> list[str]:
+        return [name for name, p in self._parameters if p.grad is not None and not _is_finite(_local(p.grad))]
+
+    def _take_away(self, optimizer: torch.optim.Optimizer) -> None:
+        for _, parameter in self._parameters:
+            parameter.grad = None
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _doubt(self, doubt: _Doubt, *, late: bool) -> None:
+        self._doubts.append(doubt)
+        lag = LAG_UPDATES if late else 0
+        while len(self._doubts) > lag:
+            self._judge(self._doubts.popleft())
+
+    def _judge(self, doubt: _Doubt) -> None:
+        size = float(doubt.size.wait())
+        if doubt.scale is not None:
+            self._judge_scaled(doubt, size, float(doubt.scale.wait()))
+        elif not math.isfinite(size):
+            late = "the updates since hold it, and nothing was saved of them"
+            self._stop(self._find(doubt.step, doubt.signs, []), late)
+
+    def _judge_scaled(self, doubt: _Doubt, after: float, before: float) -> None:
+        """A scale that fell tells that the scaler skipped the step, and a loss that is not finite that it had to.
+
+        So does a scale below 1: what overflows then would overflow without a scaler. All ranks have one scale, since
+        an infinity of any reaches all.
+        """
+        if after >= before:
+            self._num_skipped = 0
+            return
+        loss, *_ = doubt.signs
+        bad_loss = loss is not None and not math.isfinite(float(loss))
+        num_bad = self._group.sum(torch.tensor([int(bad_loss)]), "whose loss was not finite").item()
+        if not num_bad and after >= 1.0:
+            self._num_skipped += 1  # its daily work
+            return
+        found = self._find(doubt.step, doubt.signs, [])
+        if self._policy == "stop":
+            self._stop(found, f"the gradient scaler skipped the step and is at a scale of {after:g}")
+        self._count_skip(found)
+
+    def _find(self, step: int, signs: Sequence[torch.Tensor | None], names: Sequence[str]) -> _Finding:
+        """Ask every rank about its own part, and say whose fault it was."""
+        own = [float(sign is not None and not math.isfinite(float(sign))) for sign in signs]
+        with self._tracker.waiting():
+            flags = self._group.gather(torch.tensor(own), f"whose gradient of step {step} is not finite")
+        where = ""
+        if names:
+            more = len(names) - _MOST_NAMES
+            where = f" (in {', '.join(names[:_MOST_NAMES])}{f' and {more} more' if more > 0 else ''})"
+        found = f"step {step}: the gradient is not finite{where}"
+        for column, what in enumerate(("the loss", "the gradient of the model's output", "the model's backward pass")):
+            ranks = [rank for rank, row in enumerate(flags.tolist()) if row[column]]
+            if ranks:
+                text = f"{found}, because {what} is not on {_ranks(ranks)}"
+                return _Finding(step=step, text=text, own=self._group.rank in ranks)
+        text = f"{found}, although the loss of every rank is: it arose in a backward pass, or in the sum over ranks"
+        return _Finding(step=step, text=text, own=self._group.rank == 0)
+
+    def _count_skip(self, found: _Finding) -> None:
+        self._num_skipped += 1
+        self._tell(found, "all ranks left the step out")
+        if self._num_skipped >= MOST_SKIPPED:
+            raise RexError(
+                f"{found.text}. {self._num_skipped} steps in a row were left out, so nothing is learnt any more; look "
+                "for what makes the loss so, in the data of the ranks that the journal names or in too high a rate"
+            )
+
+    def _stop(self, found: _Finding, state: str) -> NoReturn:
+        self._tell(found, "all ranks stopped")
+        raise RexError(f"{found.text}; {state}. Set on_non_finite='skip' to have all ranks leave such a step out")
+
+    def _tell(self, found: _Finding, what_was_done: str) -> None:
+        if found.own:
+            self._tracker.incident(found.step, "non_finite", f"{found.text}; {what_was_done}")
+
+
+def reads_late(value: torch.Tensor) -> bool:
+    """Whether the host would have to wait for a value."""
+    return value.is_cuda
+
+
+def _signs(step: StepInHand) -> tuple[torch.Tensor | None, ...]:
+    return step.loss, step.output_sum, step.norms.local_sq
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a gradient that is divided over ranks; any other one as it is."""
+    to_local: Callable[[], torch.Tensor] | None = getattr(gradient, "to_local", None)
+    return gradient if to_local is None else to_local()
+
+
+def _is_finite(gradient: torch.Tensor) -> bool:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return bool(torch.isfinite(values).all())
+
+
+def _largest(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the largest entry's size, NaN if one is NaN, in a few launches; nothing in it can overflow."""
+    dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for gradient in dense:
+        if gradient.numel():
+            by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    first = gradients[0].device
+    sizes = [
+        torch.stack(torch._foreach_norm(alike, math.inf)).max().to(first, torch.float64) for alike in by_kind.values()
+    ]
+    return torch.stack(sizes).max() if sizes else torch.zeros((), device=first)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = ", ".join(str(rank) for rank in ranks)
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -1,0 +1,192 @@
+"""Whether the ranks' copies of the model are still the same, bit by bit.
+
+Synchronous training rests on it, and nothing fails when it stops being so: replicas that drifted apart (an update from
+a local gradient, a layer that draws its own numbers, a faulty device) go on reducing gradients of different models.
+Every so many steps each rank hashes its parameters; the hashes travel in the background and are read at a later update.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from rex_ray.core.errors import RexError
+from rex_ray.worker.group.side_group import PendingGather, SideGroup
+from rex_ray.worker.measuring.probes import DeferredTensor
+from rex_ray.worker.step import StepInHand
+
+__all__ = ["ReplicaCheck", "hash_of"]
+
+_BLOCK = 1 << 20
+"""Numbers that are hashed at once: bounds what is held beside the model to some megabytes."""
+
+_MOST_NAMES = 3
+
+_Named: TypeAlias = Mapping[str, torch.Tensor]
+
+
+class ReplicaCheck:
+    """Compares replicas every so many steps, at steps that all ranks agree on.
+
+    Args:
+        model: the bare model.
+        group: ranks to compare with.
+        interval_steps: steps between two comparisons; the first update is one. 0: none.
+    """
+
+    def __init__(self, model: nn.Module, group: SideGroup, interval_steps: int) -> None:
+        # What the user told DDP to leave alone is each rank's own.
+        ignored = frozenset(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+        self._model = model
+        self._ignored = ignored
+        # A sharded parameter has no replica.
+        self._parameters = {
+            name: p for name, p in model.named_parameters() if name not in ignored and not hasattr(p, "to_local")
+        }
+        self._group = group
+        self._interval_steps = interval_steps
+        self._due: int | None = None
+        self._mixer = _Mixer()
+        self._hashed: tuple[str, Sequence[str], DeferredTensor] | None = None
+        self._sent: tuple[str, Sequence[str], torch.Tensor, PendingGather] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anything to compare."""
+        return self._interval_steps > 0 and self._group.size > 1
+
+    def before_update(self, step: StepInHand, optimizer: torch.optim.Optimizer) -> None:
+        """Read what was compared, send what was hashed, hash where that is due: each at an update of its own.
+
+        Raises:
+            RexError: replicas differ.
+        """
+        del optimizer
+        if not self.is_on:
+            return
+        if self._sent is not None:
+            self._read()
+        elif self._hashed is not None:
+            self._send()
+        elif self._due is None or step.plan.step >= self._due:
+            self._due = step.plan.step + self._interval_steps
+            self._hash(f"before the update of step {step.plan.step}", self._parameters)
+
+    def settle(self) -> None:
+        """End the comparison under way, waiting for the others: before a save, and at the end.
+
+        Raises:
+            RexError: replicas differ.
+        """
+        if self._hashed is not None:
+            self._send()
+        if self._sent is not None:
+            self._read()
+
+    def compare_all(self, when: str) -> None:
+        """Compare parameters and the buffers that a save holds, once those were made alike; waits for the others.
+
+        Raises:
+            RexError: replicas differ.
+        """
+        if not self.is_on:
+            return
+        self.settle()
+        self._hash(when, {**self._parameters, **dict(self._kept_buffers())})
+        self.settle()
+
+    # --- inside
+
+    def _kept_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
+        for prefix, module in self._model.named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                full = f"{prefix}.{name}" if prefix else name
+                if name not in module._non_persistent_buffers_set and full not in self._ignored:
+                    yield full, buffer
+
+    def _hash(self, when: str, tensors: _Named) -> None:
+        if tensors:
+            hashes = torch.stack([self._mixer.hash_of(tensor) for tensor in tensors.values()])
+            self._hashed = (when, list(tensors), DeferredTensor(hashes))
+
+    def _send(self) -> None:
+        assert self._hashed is not None
+        when, names, deferred = self._hashed
+        hashes, self._hashed = deferred.wait(), None
+        total = self._mixer.hash_of(hashes).reshape(1)
+        self._sent = (when, names, hashes, self._group.gather_later(total, f"the hash of the model {when}"))
+
+    def _read(self) -> None:
+        assert self._sent is not None
+        (when, names, hashes, pending), self._sent = self._sent, None
+        totals = pending.read().reshape(-1).tolist()
+        if len(set(totals)) > 1:
+            everyones = self._group.gather(hashes, f"the hashes of each parameter {when}")
+            raise RexError(_story(when, names, totals, everyones))
+
+
+class _Mixer:
+    """Hashes tensors: a sum over their bits, each word times an odd factor of its place, without any rounding.
+
+    A sum of whole numbers does not depend on the order in which a device adds, so different cards agree on it, while a
+    sum of floats would not; and the factors let no two entries change places unnoticed.
+    """
+
+    def __init__(self) -> None:
+        self._factors: dict[torch.device, torch.Tensor] = {}
+
+    def hash_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the hash as a 0-d tensor of 64 bits, on the tensor's device."""
+        if not tensor.numel():
+            return torch.zeros((), dtype=torch.int64, device=tensor.device)
+        words = _words(tensor.detach())
+        factors = self._factors_on(words.device, min(len(words), _BLOCK))
+        blocks = [(block.to(torch.int64) * factors[: len(block)]).sum() for block in words.split(_BLOCK)]
+        sums = torch.stack(blocks)
+        return sums[0] if len(blocks) == 1 else self.hash_of(sums) + len(blocks)
+
+    def _factors_on(self, device: torch.device, count: int) -> torch.Tensor:
+        factors = self._factors.get(device)
+        if factors is None or len(factors) < count:
+            # Steps of 2^64 times the golden ratio, wrapped: Knuth's multiplicative hashing, The Art of Computer
+            # Programming vol. 3, 6.4. Odd, so that no bit of a word is lost.
+            places = torch.arange(count, dtype=torch.int64, device=device)
+            factors = self._factors[device] = places * -7046029254386353131 | 1
+        return factors
+
+
+def hash_of(tensor: torch.Tensor) -> int:
+    """Return a hash of a tensor's bits that depends on their order and on nothing else."""
+    return int(_Mixer().hash_of(tensor))
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bits as whole numbers of up to 32 bits, without a copy where it is contiguous."""
+    flat = tensor.contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    if flat.dtype == torch.bool:
+        flat = flat.to(torch.int8)
+    size = flat.dtype.itemsize
+    return flat.view({1: torch.int8, 2: torch.int16}.get(size, torch.int32))
+
+
+def _story(when: str, names: Sequence[str], totals: Sequence[int], everyones: torch.Tensor) -> str:
+    """Say which ranks differ from most, and in what."""
+    ((most, count),) = Counter(totals).most_common(1)
+    others = [rank for rank, total in enumerate(totals) if total != most]
+    reference = everyones[totals.index(most)]
+    differing = [name for k, name in enumerate(names) if (everyones[:, k] != reference[k]).any()]
+    more = len(differing) - _MOST_NAMES
+    listed = ", ".join(differing[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    whose = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+    against = "the other" if count == 1 else f"the other {count}"
+    return (
+        f"the model's replicas differ {when}: {listed} of {whose} from {against}. Something changed them on one rank "
+        "alone: an update outside of the prepared optimizer, a random choice inside the model, a faulty device; set "
+        "replica_check_interval_steps=0 if they are meant to differ"
+    )
