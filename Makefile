@@ -4,6 +4,7 @@
 #   make test     every test but those that need a GPU
 #   make check    format, lint, types, import contracts, documentation
 #   make bench    the quick form of every experiment, and one table, in under ten minutes
+#   make soak     half an hour of live training with a failure a minute, outside CI
 #   make docs     the documentation as a static site, in site/
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ PIP_QUIET := -qq --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help setup demo test test-gpu check format bench docs clean
+.PHONY: help setup demo test test-gpu check format bench soak docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -64,6 +65,9 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m experiments.bench --out $(OUT)/bench
+
+soak: setup
+	$(BIN)/python -m experiments.soak --minutes 30 --json $(OUT)/soak.json
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
