@@ -215,14 +215,14 @@ class ControlHost:
         self._num_restarts = files.get(EVENTS_FILE, b"").count(_HEADER_MARK)
         try:
             controller, turn = JournalledController.resume(files, custom_policy=policy)
+            self._carry_out(turn)
         except Exception as error:  # noqa: BLE001 - logged with its traceback by fail()
-            # Whatever it is, a next life would meet it again, and Ray start one for ever. What can be read of the
-            # damaged journal may still tell the story: nothing more is written to it.
+            # Whatever it is, a next life would meet it again. What can be read of a damaged journal may still tell
+            # the story, and of a full disk no more fits: nothing more is written.
             self._can_write = False
             self.fail(error)
             controller, _ = JournalledController.begin(policy="bsp", mode="off")
             return controller
-        self._carry_out(turn)
         state = controller.controller.state
         logger.warning(
             "the control actor is back from its journal: restart %d, %d events, last step %d",

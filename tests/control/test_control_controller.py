@@ -17,10 +17,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rex_ray.control.commands import ApplyAllocation, Command
 from rex_ray.control.controller import TRANSITIONS, Controller
 from rex_ray.control.events import (
+    DrainNoticed,
     Event,
     GroupStarted,
+    IncidentReported,
+    MemoryLimited,
     MetricReported,
     RunEnded,
+    SaveAsked,
+    SearchFailed,
     SearchFinished,
     StepObserved,
     TelemetryGap,
@@ -445,6 +450,148 @@ def test_another_world_size_is_asked_for_and_not_waited_for():
 # --- all of it at once ------------------------------------------------------------------------------------------------
 
 
+QUIET = (DrainNoticed, IncidentReported, MemoryLimited, MetricReported, SaveAsked)
+SEARCHES = (SearchFailed, SearchFinished, TrialProposed)
+
+
+def each(*events: type[Event], to: set[type[Phase]]) -> dict[type[Event], set[type[Phase]]]:
+    return dict.fromkeys(events, to)
+
+
+MODEL: dict[type[Phase], dict[type[Event], set[type[Phase]]]] = {
+    Waiting: {
+        **each(*QUIET, *SEARCHES, StepObserved, TelemetryGap, Ticked, WorkerLost, to={Waiting}),
+        GroupStarted: {Starting, Waiting},
+        RunEnded: {Ended},
+    },
+    Starting: {
+        **each(*QUIET, *SEARCHES, GroupStarted, TelemetryGap, Ticked, to={Starting}),
+        StepObserved: {Starting, Running, Switching},
+        WorkerLost: {Starting, Waiting},
+        RunEnded: {Ended},
+    },
+    Running: {
+        **each(*QUIET, Ticked, to={Running}),
+        **each(*SEARCHES, StepObserved, TelemetryGap, to={Running, Switching}),
+        GroupStarted: {Starting, Running},
+        WorkerLost: {Running, Waiting},
+        RunEnded: {Ended},
+    },
+    Switching: {
+        **each(*QUIET, *SEARCHES, TelemetryGap, Ticked, to={Switching}),
+        StepObserved: {Switching, Running},
+        GroupStarted: {Starting, Switching},
+        WorkerLost: {Switching, Waiting},
+        RunEnded: {Ended},
+    },
+    Ended: {},
+}
+"""The switch protocol: where each event can lead from each phase. What is not here is illegal."""
+
+
+class Eager(Scripted):
+    """Answers what it is told to, whatever it is shown."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def decide(self, state, observation, rng):
+        return self.answer or Keep(reason="-"), state
+
+
+def controller_in(phase: type[Phase]) -> Controller:
+    """A controller in a phase, with group "g" after "f", which runs version 2; a search is under way where one can."""
+    policy = Eager(None)
+    controller = Controller(policy)
+    if phase is Waiting:
+        return controller
+    controller.handle(started("f"))
+    controller.handle(started("g"))
+    if phase is Starting:
+        return controller
+    policy.answer = search_for((20, 12))
+    controller.handle(step_of(0, 2))
+    if phase is Switching:
+        policy.answer = replace(move(20, 12), search_id="?")
+        controller.handle(step_of(1, 2))
+    policy.answer = None
+    if phase is Ended:
+        controller.handle(RunEnded(reason="finished"))
+    return controller
+
+
+def events_for(controller: Controller) -> list[Event]:
+    """Every kind of event, of the running group, of another one, and of searches that are known and are not."""
+    step, version = controller.state.last_step + 1, controller.state.next_version - 1
+    events: list[Event] = [
+        Ticked(now_us=controller.state.now_us),
+        Ticked(now_us=controller.state.now_us + 40 * SECOND),
+        RunEnded(reason="finished"),
+        MetricReported(generation="g", epoch=0, step=0, elapsed_us=1),
+        started("h", step=step),
+    ]
+    for generation in ("f", "g"):
+        events += [
+            started(generation, step=step),
+            WorkerLost(generation=generation, rank=0, reason="killed"),
+            TelemetryGap(generation=generation, last_step=0, waited_us=1),
+            DrainNoticed(generation=generation, ranks=(0,), left_us=None, reason="drained"),
+            SaveAsked(generation=generation, reason="by hand"),
+            IncidentReported(generation=generation, rank=0, step=0, kind="storage", message="it was full"),
+            MemoryLimited(generation=generation, rank=0, step=0, device="T4", num_rows=64),
+            *(step_of(step, v, generation=generation) for v in (version - 1, version, version + 7)),
+        ]
+    for search_id in (*controller.state.searches, "unknown"):
+        events += [
+            TrialProposed(search_id=search_id, trial=0, local_batch_sizes=(8, 24)),
+            SearchFinished(search_id=search_id, local_batch_sizes=(8, 24), objective=-1.0),
+            SearchFailed(search_id=search_id, reason="no"),
+        ]
+    return events
+
+
+def test_every_pair_of_phase_and_event_is_reached_and_leads_where_the_model_says_and_nowhere_else():
+    assert {phase: set(events) for phase, events in MODEL.items()} == {p: set(e) for p, e in TRANSITIONS.items()}
+    reached = {phase: {event: set() for event in events} for phase, events in MODEL.items()}
+    for phase in MODEL:
+        for number in range(len(events_for(controller_in(phase)))):
+            for answer in (None, move(24, 8)):
+                controller = controller_in(phase)
+                controller._rules.policy.answer = answer
+                event = events_for(controller)[number]
+                assert type(controller.phase) is phase
+                if phase is Ended:
+                    before = snapshot(controller)
+                    with pytest.raises(IllegalEventError):
+                        controller.handle(event)
+                    assert snapshot(controller) == before
+                    continue
+                controller.handle(event)
+                assert type(controller.phase) in MODEL[phase][type(event)], (phase, event)
+                reached[phase][type(event)].add(type(controller.phase))
+    # After its own loss a group that is superseded stays out, too.
+    controller = controller_in(Starting)
+    controller.handle(WorkerLost(generation="g", rank=0, reason="killed"))
+    controller.handle(started("f"))
+    reached[Waiting][GroupStarted].add(type(controller.phase))
+    assert reached == MODEL
+
+
+def test_a_group_whose_place_was_taken_does_not_take_it_back_and_a_lost_one_may_come_back():
+    controller = Controller(Restless())
+    for generation in ("f", "g"):
+        controller.handle(started(generation))
+    assert controller.handle(started("f")) == ()
+    assert controller.phase.group.generation == "g"
+    assert controller.state.dropped == {"GroupStarted of an earlier group": 1}
+    controller.handle(WorkerLost(generation="g", rank=0, reason="said by mistake"))
+    assert len(allocations_in(controller.handle(started("g")))) == 1
+    for number in range(100):
+        controller.handle(started(f"h{number}"))
+    assert len(controller.state.earlier) <= 16
+
+
 class AnyRun(RuleBasedStateMachine):
     """Any sequence of events from a group that takes up allocations late, twice, or not at all."""
 
@@ -456,9 +603,12 @@ class AnyRun(RuleBasedStateMachine):
         self.generation, self.num_workers, self.step, self.now_us = "none", 2, 0, 0
         self.running_version, self.published = 0, {}
         self.snapshots: list[tuple[int, str]] = []
+        self.earlier: list[str] = []
 
     def tell(self, event: Event) -> Sequence[Command]:
+        before = type(self.controller.phase)
         commands = self.controller.handle(event)
+        assert type(self.controller.phase) in MODEL[before][type(event)]
         self.events.append(event)
         self.commands.append(commands)
         for command in commands:
@@ -471,6 +621,8 @@ class AnyRun(RuleBasedStateMachine):
 
     @rule(num_workers=st.integers(1, 4))
     def group_starts(self, num_workers):
+        if self.generation != "none":
+            self.earlier = [*self.earlier, self.generation][-16:]
         self.generation, self.num_workers = f"g{len(self.events)}", num_workers
         first = max(self.published, default=0) + 1
         self.tell(started(self.generation, num_workers=num_workers, step=self.step))
@@ -522,6 +674,33 @@ class AnyRun(RuleBasedStateMachine):
     @rule()
     def telemetry_is_missing(self):
         self.tell(TelemetryGap(generation=self.generation, last_step=self.step, waited_us=10 * SECOND))
+
+    @rule(data=st.data())
+    def an_earlier_group_asks(self, data):
+        if self.earlier:
+            before = self.controller.phase
+            assert self.tell(started(data.draw(st.sampled_from(self.earlier)), step=self.step)) == ()
+            assert self.controller.phase == before
+
+    @rule()
+    def the_group_asks_again(self):
+        if isinstance(self.controller.phase, Starting | Running | Switching):
+            (again,) = allocations_in(self.tell(started(self.generation, num_workers=self.num_workers)))
+            assert again.version == max(self.published)
+
+    @rule(stale=st.booleans(), kind=st.sampled_from(QUIET[:3]))
+    def something_is_told(self, stale, kind):
+        generation = "another" if stale else self.generation
+        told = {
+            DrainNoticed: {"ranks": (0,), "left_us": 1, "reason": "drained"},
+            IncidentReported: {"rank": 0, "step": self.step, "kind": "storage", "message": "it was full"},
+            MemoryLimited: {"rank": 0, "step": self.step, "device": "T4", "num_rows": 64},
+        }
+        self.tell(kind(generation=generation, **told[kind]))
+
+    @rule(end=st.sampled_from([SearchFailed(search_id="?", reason="no"), None]))
+    def a_stale_search_speaks(self, end):
+        self.tell(end or TrialProposed(search_id="?", trial=0, local_batch_sizes=(1,) * self.num_workers))
 
     @rule()
     def metric_is_reported(self):

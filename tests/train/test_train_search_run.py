@@ -1,7 +1,10 @@
-"""A search beside a real run on a real Ray cluster: its process comes, and goes with the run."""
+"""A search beside a real run on a real Ray cluster: its process comes, and goes with the run or with its asker."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from train_harness import (
     control_actor,
     counting_loop,
     journal_of,
+    queue_actor,
     search_helpers,
     steps_of,
     wait_for,
@@ -29,7 +33,7 @@ from rex_ray.train.local_cluster import LocalCluster
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 
-@pytest.mark.parametrize("kills", [False, True], ids=["finished", "control actor killed"])
+@pytest.mark.parametrize("kills", [False, True], ids=["finished", "all of control killed at once"])
 def test_d6_a_search_beside_a_run_leaves_no_process(cluster: LocalCluster, tmp_path: Path, kills: bool) -> None:
     seen: list[list[str]] = []
 
@@ -37,6 +41,9 @@ def test_d6_a_search_beside_a_run_leaves_no_process(cluster: LocalCluster, tmp_p
         seen.append(wait_for(search_helpers, 90, "a search"))
         if kills:
             ray.kill(control_actor(), no_restart=False)
+            ray.kill(queue_actor(), no_restart=False)
+            with contextlib.suppress(ProcessLookupError):  # its asker's end may have ended it already
+                os.kill(int(seen[0][0].split()[-1]), signal.SIGKILL)
             wait_for(lambda: not {*seen[0]} & {*search_helpers()}, 20, "the end of the killed actor's helper")
             seen.append([])
 
@@ -56,7 +63,8 @@ def test_d6_a_search_beside_a_run_leaves_no_process(cluster: LocalCluster, tmp_p
         run_config=RunConfig(name="run", storage_path=str(tmp_path)),
         dataset_size=ROWS,
     )
-    trainer.fit()
+    # Every row once per epoch, and so what an undisturbed run ends with.
+    assert trainer.fit().metrics == {"fewest": num_epochs, "most": num_epochs}
     watcher.join(30)
     assert len(seen) == 1 + kills
     assert_nothing_left()
@@ -68,5 +76,11 @@ def test_d6_a_search_beside_a_run_leaves_no_process(cluster: LocalCluster, tmp_p
     if kills:
         assert isinstance(ends[0], SearchFailed)
         assert ends[0].reason == "the helper was lost with the control actor"
+        status = trainer.control_status
+        assert status is not None
+        assert (status.num_restarts, status.fault) == (1, None)
+        assert len(journal.headers) == 2
+        # The queue is there again, too: the last steps were observed.
+        assert steps_of(journal)[-1].step == num_epochs * ROWS // BATCH - 1
     assert journal.events[-1] == RunEnded(reason="finished")
     assert replay(journal).is_identical
