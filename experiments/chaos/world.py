@@ -1,0 +1,344 @@
+"""One run of one seed: a control actor, a queue, a search helper and worker groups, and what befalls them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from experiments.chaos.actor import Actor
+from experiments.chaos.clock import Chance, Clock
+from experiments.chaos.group import Group
+from experiments.chaos.helper import StubChild
+from experiments.chaos.laws import LawBroken, Laws
+from experiments.chaos.policy import Unrest
+from rex_ray.config import RexConfig
+from rex_ray.control.events import DrainNoticed, Event, MemoryLimited, SaveAsked, SearchFailed, TrialProposed
+from rex_ray.core.observations import Observation, StepObserved, TelemetryGap
+from rex_ray.core.types import Allocation
+from rex_ray.policies.registry import make_policy
+from rex_ray.train.wire import Batch
+from rex_ray.worker.data.sampler import Position
+
+__all__ = ["FAULTS", "Outcome", "Save", "World", "run_seed"]
+
+FAULTS = (
+    "actor killed",
+    "actor killed, torn",
+    "actor killed, before emit",
+    "actor slow",
+    "disk full",
+    "queue lost",
+    "queue flooded",
+    "group lost",
+    "group resized",
+    "late loss",
+    "late call",
+    "answer lost",
+    "batch lost",
+    "batch twice",
+    "late batch",
+    "slow pump",
+    "incident",
+    "outside event",
+    "stall",
+    "stray pass",
+    "helper cannot start",
+    "helper dies",
+    "helper silent",
+    "helper slow",
+    "helper stale",
+)
+"""Every kind of fault, by the name under which it can be left out."""
+
+_CALM_S = 90.0
+_MOST_QUEUED = 300
+_ASK_LIMIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """What a group resumes from: a position, the rows counted in its epoch, the shares in force."""
+
+    position: Position
+    counts: np.ndarray
+    allocation: Allocation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one seed.
+
+    Attributes:
+        seed: the seed.
+        num_events: events of virtual time.
+        num_journalled: events in the journal.
+        num_checks: times that a law was held against what happened.
+        num_restarts: lives of the control actor beyond the first.
+        num_groups: worker groups.
+        num_steps: steps that the groups ran.
+        most_state_bytes: largest memory of the controller, as JSON.
+        bytes_an_event: the journal's size by the events in it.
+        struck: how often each fault struck.
+        broken: the law that was broken, and how; None: all held.
+        trace: the last lines before that.
+    """
+
+    seed: int
+    num_events: int
+    num_journalled: int
+    num_checks: int
+    num_restarts: int
+    num_groups: int
+    num_steps: int
+    most_state_bytes: int
+    bytes_an_event: float
+    struck: Mapping[str, int] = field(default_factory=dict)
+    broken: str | None = None
+    trace: tuple[str, ...] = ()
+
+
+class Queue:
+    """The telemetry queue: bounded, and empty when it comes back from the dead."""
+
+    def __init__(self) -> None:
+        self._held: deque[object] = deque()
+        self.is_alive = True
+
+    def put(self, batch: object) -> bool:
+        """Return whether it was taken."""
+        if self.is_alive and len(self._held) < _MOST_QUEUED:
+            self._held.append(batch)
+            return True
+        return False
+
+    def take(self, most: int) -> list[object]:
+        """Return the oldest."""
+        return [self._held.popleft() for _ in range(min(most, len(self._held)))]
+
+    def die(self) -> None:
+        """Lose everything."""
+        self.is_alive = False
+        self._held.clear()
+
+
+class _Witness:
+    """Any policy, with the laws looking on; silent where a restored controller repeats what it did."""
+
+    def __init__(self, world: World, policy: Any) -> None:
+        self._world = world
+        self._policy = policy
+        self.name = policy.name
+        self.init = policy.init
+
+    def decide(self, state: Any, observation: Observation, rng: Any) -> Any:
+        laws, host = self._world.laws, self._world.actor.host
+        if laws.is_live and host is not None and isinstance(observation, StepObserved):
+            laws.observed(host._controller.controller.state, observation)
+        return self._policy.decide(state, observation, rng)
+
+
+class World:
+    """Wires it all together, and lets faults strike.
+
+    Args:
+        seed: of everything.
+        without: faults that are left out.
+    """
+
+    def __init__(self, seed: int, without: frozenset[str] = frozenset()) -> None:
+        self.chance = Chance(seed, without)
+        self.clock = Clock()
+        self._policy = make_policy("rex") if seed % 5 == 4 else Unrest()
+        self.laws = Laws(knows_shares=isinstance(self._policy, Unrest))
+        self.num_rows = self.chance.of("rows").randrange(200, 900)
+        self.queue = Queue()
+        self.num_groups = self.num_steps = self.num_saves = 0
+        config = RexConfig(global_batch_size=24, max_global_batch_size=64, seed=seed)
+        self.actor = Actor(self, config, lambda: _Witness(self, self._policy))
+        self._saved = Save(position=Position(), counts=np.zeros(self.num_rows, dtype=np.int64), allocation=None)
+        self.actor.start()
+        self.group = self._form()
+        self.clock.after(1.0, self._mishap)
+
+    @property
+    def policy(self) -> Any:
+        """The policy without its witness."""
+        return self._policy
+
+    @property
+    def outboxes(self) -> list[Any]:
+        """Of the living group."""
+        return self.group.outboxes
+
+    def say(self, what: str) -> None:
+        """Write a line of the trace."""
+        self.laws.say(self.clock.now_s, what)
+
+    def net_delay_s(self) -> float:
+        """How long a call is under way: its caller may die meanwhile."""
+        return self.chance.delay_s("late call", 0.02, 1.0)
+
+    def make_child(self, env: Mapping[str, str]) -> StubChild:
+        """Start a search helper, if the machine lets us."""
+        del env
+        if self.chance.strikes("helper cannot start", 0.05):
+            raise OSError("no process left")
+        return StubChild(self)
+
+    def save(self, group: Group) -> None:
+        """A group saves; now and then it resumes from there much later."""
+        self.num_saves += 1
+        self._saved = Save(position=group.position, counts=group.counts.copy(), allocation=group.in_force)
+
+    def post(self, batch: Batch, arrived: Callable[[], Any], failed: Callable[[], Any]) -> None:
+        """Send a batch to the queue; it may be lost, come twice, or long after its group is gone."""
+        if self.chance.strikes("batch lost", 0.02):
+            self.clock.after(1.0, failed)
+            return
+        twice = self.chance.strikes("batch twice", 0.02)
+        for copy in range(1 + twice):
+            delay_s = self.chance.delay_s("late batch", 0.1, 90.0, 0.02)
+
+            def deliver(copy: int = copy) -> None:
+                taken = self.queue.put(batch)
+                if copy == 0:
+                    (arrived if taken else failed)()
+
+            self.clock.after(delay_s, deliver)
+
+    # --- faults
+
+    def _mishap(self) -> None:
+        chance = self.chance
+        if chance.strikes("actor killed", 0.02):
+            self.actor.kill()
+        if self.actor.store.doom is None:
+            for how, probability in (("torn", 0.02), ("before emit", 0.02), ("full", 0.004)):
+                if chance.strikes(f"actor killed, {how}" if how != "full" else "disk full", probability):
+                    self.actor.doomed(how)
+        if chance.strikes("actor slow", 0.02):
+            self.actor.be_slow(chance.of("actor slow").uniform(1.0, 40.0))
+        if chance.strikes("queue lost", 0.01):
+            self.say("the queue dies")
+            self.queue.die()
+            self.clock.after(chance.of("queue").uniform(0.5, 20.0), self._revive_queue)
+        if chance.strikes("queue flooded", 0.01):
+            self._flood()
+        if self.group.is_alive and chance.strikes("group lost", 0.025):
+            self._lose_group(told=True)
+        elif self.group.is_alive and chance.strikes("group resized", 0.01):
+            self._lose_group(told=False)
+        if chance.strikes("outside event", 0.05):
+            self._tell_something()
+        host = self.actor.host
+        if host is not None and host.fault is not None and chance.of("fault").random() < 0.05:
+            self.actor.kill()  # nobody but its end has a controller without a disk decide again
+        self.clock.after(1.0, self._mishap)
+
+    def _tell_something(self) -> None:
+        """What else a controller hears, of this group or of one that is gone."""
+        drawn = self.chance.of("outside")
+        generation = drawn.choice((self.group.generation, "g0"))
+        rank, step = drawn.randrange(self.group.num_ranks), self.group.position.step
+        event: Event = drawn.choice(
+            (
+                DrainNoticed(generation=generation, ranks=(rank,), left_us=30_000_000, reason="drawn"),
+                SaveAsked(generation=generation, reason="drawn"),
+                MemoryLimited(generation=generation, rank=rank, step=step, device="kind 0", num_rows=64),
+                TelemetryGap(generation=generation, last_step=step, waited_us=10_000_000),
+                SearchFailed(search_id=f"{generation}/1/24/measured/3", reason="drawn"),
+                TrialProposed(search_id=f"{generation}/1/24/measured/3", trial=1, local_batch_sizes=(24,)),
+            )
+        )
+        self.actor.call(lambda host: host.handle(event), lambda _: None, lambda: None)
+
+    def _flood(self) -> None:
+        """Foreign things fill the queue."""
+        self.say("the queue is flooded")
+        junk = self.chance.of("flood")
+        for _ in range(_MOST_QUEUED):
+            self.queue.put(junk.choice([None, 7, "no batch", {"rank": 0}, b"\x00" * 9]))
+
+    def _revive_queue(self) -> None:
+        self.queue.is_alive = True
+
+    def _lose_group(self, *, told: bool) -> None:
+        group, chance = self.group, self.chance
+        group.die()
+        self.say(f"{group.generation} ends, {'a rank was lost' if told else 'to be resized'}")
+        if not told:
+            self.clock.after(chance.of("resize").uniform(1.5, 6.0), self._reform)
+            return
+        asked_s = self.clock.now_s
+        rank = chance.of("lost").randrange(group.num_ranks)
+
+        def tell(generation: str | None) -> None:
+            if self.clock.now_s - asked_s < _ASK_LIMIT_S:
+                late_s = chance.delay_s("late loss", 0.1, 60.0, 0.3)
+                self.clock.after(late_s, lambda: self._tell_loss(generation, rank))
+
+        self.actor.call(lambda host: host.generation, tell, lambda: None)
+        self.clock.after(_ASK_LIMIT_S + chance.of("reform").uniform(0.5, 10.0), self._reform)
+
+    def _tell_loss(self, generation: str | None, rank: int) -> None:
+        self.actor.call(lambda host: host.lose(generation, {rank: "killed"}), lambda _: None, lambda: None)
+
+    def _reform(self) -> None:
+        self.group = self._form()
+
+    def _form(self) -> Group:
+        self.num_groups += 1
+        generation = f"g{self.num_groups}"
+        return Group(self, generation, self.chance.of("size").randint(1, 5), self._saved)
+
+    # --- the run
+
+    def run(self, num_events: int) -> int:
+        """Let that many events happen, then have faults cease; return how many events the journal holds."""
+        while self.clock.num_events < num_events:
+            self.clock.advance()
+        self.say("faults cease")
+        self.chance.is_calm = True
+        self.actor.store.doom = None
+        if self.actor.host is not None and self.actor.host.fault is not None:
+            self.actor.kill()
+        until_s = self.clock.now_s + _CALM_S
+        while self.clock.now_s < until_s:
+            self.clock.advance()
+        host, group = self.actor.host, self.group
+        assert host is not None
+        assert group.in_force is not None
+        self.laws.settled(host, group.generation, group.in_force, group.position.step - 1)
+        host.end("finished")
+        self.laws.check("no fault of its own", host.fault is None, f"the controller failed: {host.fault}")
+        return self.laws.journal(self.actor.store.read(), self._policy)
+
+
+def run_seed(seed: int, num_events: int, without: frozenset[str] = frozenset()) -> Outcome:
+    """Run one seed."""
+    world = World(seed, without)
+    broken, num_journalled = None, 0
+    try:
+        num_journalled = world.run(num_events)
+    except LawBroken as error:
+        broken = str(error)
+    except Exception as error:  # noqa: BLE001 - whatever it is, a seed must be named for it
+        broken = f"no crash: {type(error).__name__}: {error}"
+    return Outcome(
+        seed=seed,
+        num_events=world.clock.num_events,
+        num_journalled=num_journalled,
+        num_checks=world.laws.num_checks,
+        num_restarts=world.actor.num_restarts,
+        num_groups=world.num_groups,
+        num_steps=world.num_steps,
+        most_state_bytes=world.laws.most_state_bytes,
+        bytes_an_event=world.laws.most_bytes_an_event,
+        struck=dict(world.chance.struck),
+        broken=broken,
+        trace=tuple(world.laws.trace),
+    )

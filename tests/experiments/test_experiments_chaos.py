@@ -1,0 +1,197 @@
+"""The control plane under random faults breaks no invariant; and each of them can be broken, by what it forbids."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.chaos.__main__ import command, run_all, shrunk
+from experiments.chaos.world import FAULTS, Outcome, run_seed
+from rex_ray.control import controller, decisions, handlers
+from rex_ray.control.assembly import StepAssembler
+from rex_ray.control.outcome import Rules
+from rex_ray.train.control_host import ControlHost
+from rex_ray.worker.data.schedule import Schedule
+from rex_ray.worker.group.protocol import SwitchProtocol
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logger = logging.getLogger("rex_ray")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(before)
+
+
+def test_50_000_events_break_no_invariant():
+    outcomes = run_all(range(10), 5000, frozenset(), num_processes=1)
+    assert [outcome.broken for outcome in outcomes] == [None] * 10
+    assert sum(outcome.num_events for outcome in outcomes) >= 50_000
+    struck = {fault for outcome in outcomes for fault in outcome.struck}
+    assert struck == set(FAULTS), "a fault that never strikes is none"
+    assert min(outcome.num_restarts for outcome in outcomes) > 0
+    assert min(outcome.num_groups for outcome in outcomes) > 1
+
+
+def test_a_seed_repeats_to_the_last_event():
+    first, again = run_seed(3, 1500), run_seed(3, 1500)
+    assert first == again
+
+
+# --- each mutation is caught, by the invariant that it violates -------------------------------------------------------
+
+
+def no_lead_check(patch: pytest.MonkeyPatch) -> None:
+    """Rank 0 forgets what loaders have drawn ahead, and nobody looks."""
+
+    def hear(self: SwitchProtocol, message: Any, step: int) -> None:
+        self._next_undrawn = lambda: 0
+        true_hear(self, message, step)
+
+    def say(self: SwitchProtocol, step: int, step_s: float | None) -> tuple[float, ...]:
+        self._ahead = 0
+        return true_say(self, step, step_s)
+
+    true_hear, true_say = SwitchProtocol.hear, SwitchProtocol.say
+    patch.setattr(SwitchProtocol, "hear", hear)
+    patch.setattr(SwitchProtocol, "say", say)
+
+
+def lead_too_small(patch: pytest.MonkeyPatch) -> None:
+    """The same, with the look: a rank refuses before a row is seen twice."""
+
+    def say(self: SwitchProtocol, step: int, step_s: float | None) -> tuple[float, ...]:
+        self._ahead = 0
+        return true_say(self, step, step_s)
+
+    true_say = SwitchProtocol.say
+    patch.setattr(SwitchProtocol, "say", say)
+
+
+def switches_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A rank takes new shares when it hears of them, whenever that is."""
+
+    def add(self: Schedule, effective_step: int, allocation: Any) -> None:
+        true_add(self, effective_step - allocation.version % 2, allocation)
+
+    true_add = Schedule.add
+    patch.setattr(Schedule, "add", add)
+
+
+def no_republication(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(controller, "Rules", partial(Rules, republish_after_us=10**15))
+
+
+def no_withdrawal(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(controller, "Rules", partial(Rules, withdraw_after_us=10**15))
+
+
+def stale_generations_pass(patch: pytest.MonkeyPatch) -> None:
+    """Records of groups that are gone are taken for the running one's."""
+
+    def take(self: StepAssembler, record: Any) -> None:
+        true_take(self, replace(record, generation=self.generation))
+
+    true_take = StepAssembler._take
+    patch.setattr(StepAssembler, "_take", take)
+
+
+def emits_before_writing(patch: pytest.MonkeyPatch) -> None:
+    def carry_out(self: ControlHost, turn: Any) -> None:
+        for told in turn.commands:
+            self._emission.emit(told)
+        self._append(turn.chunks)
+
+    patch.setattr(ControlHost, "_carry_out", carry_out)
+
+
+def losses_name_no_group(patch: pytest.MonkeyPatch) -> None:
+    """A loss that is told late is taken for one of the next group: it is never heard again."""
+
+    def lose(self: ControlHost, generation: str | None, ranks: dict[int, str]) -> None:
+        true_lose(self, self.generation, ranks)
+
+    true_lose = ControlHost.lose
+    patch.setattr(ControlHost, "lose", lose)
+
+
+def proposals_pass_for_facts(patch: pytest.MonkeyPatch) -> None:
+    """The policy's memory takes for applied what was only published."""
+
+    def publish(state: Any, phase: Any, proposal: Any, **rest: Any) -> Any:
+        outcome = true_publish(state, phase, proposal, **rest)
+        if not isinstance(state.policy_state, tuple):
+            return outcome
+        believed = (proposal.local_batch_sizes, *state.policy_state[1:])
+        return replace(outcome, state=replace(outcome.state, policy_state=believed))
+
+    true_publish = decisions.publish
+    patch.setattr(decisions, "publish", publish)
+    patch.setattr(handlers, "publish", publish)
+
+
+def an_odd_batch_is_fatal(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("rex_ray.train.intake.checked", lambda batch: batch)
+
+
+MUTATIONS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
+    no_lead_check: {"one step, one plan", "rows exactly once"},
+    lead_too_small: {"no crash"},
+    switches_at_once: {"one step, one plan", "rows exactly once", "no crash"},
+    no_republication: {"published again"},
+    no_withdrawal: {"withdrawn in time"},
+    stale_generations_pass: {"no stale evidence"},
+    emits_before_writing: {"journal before emit"},
+    losses_name_no_group: {"never wedged"},
+    proposals_pass_for_facts: {"a decision is a proposal"},
+    an_odd_batch_is_fatal: {"no crash", "no fault of its own"},
+}
+
+
+def first_broken(num_seeds: int, num_events: int = 4000) -> Outcome:
+    for seed in range(num_seeds):
+        outcome = run_seed(seed, num_events)
+        if outcome.broken is not None:
+            return outcome
+    raise AssertionError(f"{num_seeds} seeds did not notice")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_every_mutation_breaks_the_invariant_that_forbids_it(mutation, monkeypatch):
+    mutation(monkeypatch)
+    broken = first_broken(12).broken
+    assert broken is not None
+    assert broken.partition(": ")[0] in MUTATIONS[mutation], broken
+
+
+def test_a_broken_seed_is_shrunk_to_the_faults_that_it_needs(monkeypatch):
+    stale_generations_pass(monkeypatch)
+    outcome = first_broken(12, 2000)
+    least, without = shrunk(outcome, 2000, frozenset())
+    assert least.broken is not None
+    assert without
+    assert run_seed(outcome.seed, 2000, without).broken == least.broken
+    assert least.trace
+
+
+def test_the_command_counts_events_seeds_and_what_broke(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    command(["--events", "1200", "--seeds", "2", "--seed", "7", "--json", str(tmp_path / "chaos.json")])
+    figures = json.loads((tmp_path / "chaos.json").read_text())["figures"]
+    assert figures["events"] >= 1200
+    assert (figures["seeds"], figures["invariants_broken"]) == (2, 0)
+
+    emits_before_writing(monkeypatch)
+    command(["--events", "12000", "--seeds", "3", "--json", str(tmp_path / "broken.json")])
+    assert json.loads((tmp_path / "broken.json").read_text())["figures"]["invariants_broken"] > 0
+    told = capsys.readouterr().err
+    assert "again: python -m experiments.chaos --events 4000 --seeds 1 --seed " in told
+    assert "--without" in told
