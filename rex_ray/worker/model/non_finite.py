@@ -176,10 +176,13 @@ class NonFiniteGuard:
             size = sum(float(squared_norm(buffer)) for buffer in buffers)
         else:
             size = float(total_squared_norm(gradients))
-        bad = not math.isfinite(size) and any(not _is_finite(gradient) for gradient in gradients)
-        if self._sharded:
-            bad = bool(self._group.sum(torch.tensor([int(bad)]), "whether the gradient is finite").item())
-        return bad
+        return self._agreed(not math.isfinite(size) and any(not _is_finite(gradient) for gradient in gradients))
+
+    def _agreed(self, bad: bool) -> bool:
+        """Where each rank holds a part of the gradient, ask the others about theirs."""
+        if not self._sharded:
+            return bad
+        return bool(self._group.sum(torch.tensor([int(bad)]), "whether the gradient is finite").item())
 
     def _names_of_bad(self) -> list[str]:
         return [name for name, p in self._parameters if p.grad is not None and not _is_finite(_local(p.grad))]
@@ -201,7 +204,7 @@ class NonFiniteGuard:
         size = float(doubt.size.wait())
         if doubt.scale is not None:
             self._judge_scaled(doubt, size, float(doubt.scale.wait()))
-        elif not math.isfinite(size):
+        elif self._agreed(not math.isfinite(size)):
             late = "the updates since hold it, and nothing was saved of them"
             self._stop(self._find(doubt.step, doubt.signs, []), late)
 
