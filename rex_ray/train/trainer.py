@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.train import Result, RunConfig, ScalingConfig, UserCallback
+from ray.train import DataConfig, Result, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.queue import Queue
 
@@ -25,6 +25,7 @@ from rex_ray.core.errors import LinkError
 from rex_ray.train.arrow_store import store_of
 from rex_ray.train.control_actor import ControlActor
 from rex_ray.train.control_status import ControlStatus
+from rex_ray.train.data_config import DealingDataConfig
 from rex_ray.train.journal_files import new_journal_dir, run_directory
 from rex_ray.train.placement import check_elastic, check_placement, devices_asked_for
 from rex_ray.train.profile_files import profiles_to_begin_with, read_profiles
@@ -54,6 +55,8 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         rex_config: what to adapt, within which limits.
         scaling_config: workers, and through its label selector where they may run.
         run_config: name, storage, what to do on failure.
+        datasets: Ray data sets by name, to be had on a worker by ``ray.train.get_dataset_shard(name)``.
+        dataset_config: how they reach the workers; default: each block is dealt to the worker that asks first.
         dataset_size: rows of the training set; if given, a global batch above it is refused before anything starts
             instead of before the first step.
         backend: ``torch.distributed`` backend; default NCCL on GPUs and gloo elsewhere.
@@ -63,7 +66,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             sum to it; an elastic group with a selector for each worker; ``learn_from`` without profiles.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it takes is TorchTrainer's, and two more
         self,
         train_loop: TrainLoop,
         *,
@@ -71,6 +74,8 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         scaling_config: ScalingConfig,
         train_loop_config: dict[str, Any] | None = None,
         run_config: RunConfig | None = None,
+        datasets: dict[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
         dataset_size: int | None = None,
         backend: str | None = None,
     ) -> None:
@@ -93,6 +98,8 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             torch_config=TorchConfig(backend=backend, timeout_s=math.ceil(rex_config.collective_timeout_s)),
             scaling_config=scaling_config,
             run_config=own_run_config,
+            datasets=datasets,
+            dataset_config=dataset_config or DealingDataConfig(),
         )
 
     @property

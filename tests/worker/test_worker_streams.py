@@ -195,6 +195,96 @@ def test_a_rank_that_ran_out_weighs_nothing_and_the_gradient_is_the_mean_over_th
     assert max(ranks.run(gradient_of_step)) < 1e-10
 
 
+# --- rows of unequal length, weighted by their tokens
+
+TOKENS = ((10, 2), (200, 7, 30), (35,))
+"""Of each rank's rows; steps take two, two and one."""
+
+
+class Sentences(IterableDataset[Any]):
+    def __init__(self, rank: int) -> None:
+        self.lengths = TOKENS[rank]
+        self.seed = 10 * rank
+
+    def __iter__(self) -> Iterator[Any]:
+        return (sentence(self.seed + k, length) for k, length in enumerate(self.lengths))
+
+
+def sentence(seed: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    shape = {"dtype": torch.float64, "generator": draw}
+    return torch.randn(length, 6, **shape), torch.randn(length, 1, **shape)
+
+
+def padded(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    inputs, targets = (nn.utils.rnn.pad_sequence(list(column), batch_first=True) for column in zip(*rows, strict=True))
+    lengths = torch.tensor([len(row) for row, _ in rows])
+    return inputs, targets, torch.arange(inputs.shape[1]) < lengths[:, None]
+
+
+def token_gradients(rank: int) -> list[float]:
+    """Distance of each step's gradient to that of the mean over the tokens that all ranks had in it."""
+    distances = []
+    with opened(ScriptedLink((2, 2, 1)), weight_by="tokens") as session:
+        net, _ = started(session)
+        for step, (inputs, targets, mask) in enumerate(session.loader(Sentences(rank), collate_fn=padded)):
+            num_tokens = int(mask.sum())
+            loss = ((net(inputs) - targets).square()[mask]).sum() / max(num_tokens, 1)
+            session.backward(loss, weight=num_tokens)
+            alone = two_layers()
+            rows = [
+                sentence(10 * r + k, length)
+                for r, lengths in enumerate(TOKENS)
+                for k, length in enumerate(lengths)
+                if k // (2, 2, 1)[r] == step
+            ]
+            sum((alone(x) - y).square().sum() for x, y in rows).div(sum(len(x) for x, _ in rows)).backward()  # type: ignore[union-attr]
+            distances.append(float((gradient_of(net) - gradient_of(alone)).abs().max()))
+            net.zero_grad()
+    return distances
+
+
+@pytest.mark.dist
+def test_b2_streams_of_unequal_rows_give_the_mean_over_tokens_also_when_ranks_run_out(ranks: GlooGroup) -> None:
+    for distances in ranks.run(token_gradients):
+        assert len(distances) == 2
+        assert max(distances) < 1e-10
+
+
+# --- evaluating
+
+
+class Plain(IterableDataset[Any]):
+    def __init__(self, first: int, stop: int) -> None:
+        self.rows = range(first, stop)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+def evaluate(rank: int) -> tuple[list[int], list[float]]:
+    """Rows over all ranks of streams of their own, and of one that every rank is given."""
+    sums, seen = [], []
+    with opened() as session:
+        for dataset, options in (
+            (Plain(0, 7) if rank == 0 else Plain(7 * rank, 7 * rank + rank), {}),
+            (Plain(0, 10), {"whole": True}),
+            (Plain(0, 10), {"whole": True, "num_workers": 1}),
+        ):
+            rows = [int(row) for batch in session.eval_loader(dataset, local_batch_size=2, **options) for row in batch]
+            sums.append(session.pool(float(sum(rows)), len(rows)))
+            seen.append(len(rows))
+    return seen, sums
+
+
+@pytest.mark.dist
+def test_streams_are_evaluated_exactly_each_ranks_own_or_one_that_all_are_given(ranks: GlooGroup) -> None:
+    results = ranks.run(evaluate)
+    own = [*range(7), 7, 14, 15]
+    assert [sums for _, sums in results] == [[sum(own) / len(own), 4.5, 4.5]] * 3
+    assert [seen for seen, _ in results] == [[7, 4, 4], [1, 3, 3], [2, 3, 3]]
+
+
 # --- resuming
 
 
