@@ -154,7 +154,7 @@ def test_a_broken_queue_means_no_observations_and_training_ends_well(
 class DeafActor(ControlActor):
     """Answers everything but the question for news."""
 
-    async def latest(self, generation: str, version: int) -> Allocation | None:
+    async def latest(self, generation: str, version: int, save_number: int = -1) -> Allocation | None:
         await asyncio.sleep(3600)
         return None
 
