@@ -58,8 +58,8 @@ def counted_loop(config: dict[str, Any]) -> None:
     """Train until ``config["folder"]`` holds a file ``stop``, or for ``num_epochs``; log each step on rank 0."""
     session = get_session()
     folder = Path(config["folder"])
-    model = RowCounter(SECONDS_PER_ROW.get(session.device_kind, 0.0))
-    model, optimizer = session.prepare(model, _optimizer(model))
+    counter = RowCounter(SECONDS_PER_ROW.get(session.device_kind, 0.0))
+    model, optimizer = session.prepare(counter, _optimizer(counter))
     loader = session.loader(RowIds())
     for epoch in session.epochs(config.get("num_epochs", _MANY_EPOCHS)):
         for row_ids in loader:
@@ -72,7 +72,7 @@ def counted_loop(config: dict[str, Any]) -> None:
             if session.rank == 0:
                 with (folder / "steps").open("a", encoding="utf-8") as log:
                     log.write(f"{time.time():.3f} {session.step} {session.world_size} {session.generation}\n")
-        session.report(_metrics(session.unwrap(model), epoch))
+        session.report(_metrics(counter, epoch))
         if session.pool(float((folder / "stop").exists()), 1.0) > 0:
             return
 
@@ -112,7 +112,10 @@ def undisturbed(num_epochs: int, seed: int = 0) -> dict[str, float]:
 
 
 def _optimizer(model: RowCounter) -> torch.optim.Optimizer:
-    groups = [{"params": [model.counts]}, {"params": [model.trace], "weight_decay": _SHRINKS_BY / BATCH}]
+    groups: list[dict[str, Any]] = [
+        {"params": [model.counts]},
+        {"params": [model.trace], "weight_decay": _SHRINKS_BY / BATCH},
+    ]
     return torch.optim.SGD(groups, lr=float(BATCH))
 
 

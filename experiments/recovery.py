@@ -108,7 +108,7 @@ _TOTALS: Final = ("lost_rows", "doubled_rows", "metric_error", "left_behind")
 
 def _run(faults: Sequence[Fault], folder: Path, notice_s: float) -> tuple[list[Row], Row]:
     """Have faults befall one run, each once the group has settled after the last."""
-    rows = []
+    rows: list[Row] = []
     num_workers = 2
     with stage(folder, max_failures=sum(fault.counts for fault in faults)) as running:
         for fault in faults:
@@ -170,9 +170,7 @@ class Pause:
 def pauses(steps: Sequence[LoggedStep]) -> list[Pause]:
     """Return where one group took another's place, in order."""
     return [
-        Pause(before=before, after=after)
-        for before, after in pairwise(steps)
-        if before.generation != after.generation
+        Pause(before=before, after=after) for before, after in pairwise(steps) if before.generation != after.generation
     ]
 
 

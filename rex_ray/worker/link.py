@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from rex_ray.core.apportion import rows_per_rank
 from rex_ray.core.types import Allocation, OptimizerFamily, StepRecord, WorkerSpec
