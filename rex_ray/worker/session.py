@@ -96,7 +96,7 @@ class Session:
         self._options = options
         self._link = link
         self._presence = presence
-        presence.meet(options.preflight_timeout_s or options.collective_timeout_s)
+        presence.meet(options.collective_timeout_s)
         self._values = SideGroup(options.collective_timeout_s, presence)
         self._control = SideGroup(options.collective_timeout_s, presence)
         self.rank, self.world_size = self._values.rank, self._values.size
@@ -330,7 +330,7 @@ class Session:
             local_batch_size=local_batch_size,
             whole=whole,
             device=lambda: self._tracker.device,
-            on_start=self._tracker.gap,
+            on_start=self._begin_evaluation,
             options=options,
         )
 
@@ -567,6 +567,10 @@ class Session:
     def _tell_long_wait(self, told: str) -> None:
         _log.warning("%s", told)
         self._tracker.incident(self._tracker.position.step, "waiting", told)
+
+    def _begin_evaluation(self) -> bool:
+        self._tracker.gap()
+        return self._model_side.is_sharded
 
     def _end_pass(self) -> None:
         self._tracker.gap()

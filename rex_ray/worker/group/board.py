@@ -9,9 +9,10 @@ from typing import Any
 
 import torch.distributed
 
+from rex_ray.core.errors import LinkError
+
 __all__ = ["Board", "open_board"]
 
-_CONNECT_LIMIT_S = 10.0
 # Sessions of one process group follow one another, and each must not read the last one's words.
 _sessions = itertools.count()
 
@@ -54,11 +55,17 @@ class Board:
         return f"{self._prefix}/{rank}"
 
 
-def open_board() -> Board | None:
+def open_board(limit_s: float) -> Board | None:
     """Return the board of the next session of this process; every rank opens its sessions in the same order.
 
+    Args:
+        limit_s: of reaching the store.
+
     Returns:
-        None where the process group has no store that can be had: waits are then told without the others' words.
+        None where this version of torch shows no store: waits are then told without the others' words.
+
+    Raises:
+        LinkError: rank 0's store cannot be reached.
     """
     c10d: Any = torch.distributed  # its stores have no types
     prefix = f"rex_ray/presence/{next(_sessions)}"
@@ -67,17 +74,26 @@ def open_board() -> Board | None:
         inner = store
         while isinstance(inner, c10d.PrefixStore):
             inner = inner.underlying_store
-        on_rank_0 = isinstance(inner, c10d.TCPStore)
-        # A connection of its own: a thread that blocks in a shared one keeps everybody else from it.
-        if on_rank_0:
-            own = c10d.TCPStore(
-                inner.host,
-                inner.port,
-                is_master=False,
-                timeout=timedelta(seconds=_CONNECT_LIMIT_S),
-                wait_for_workers=False,
-            )
-            store = c10d.PrefixStore("rex_ray", own)
-    except (AttributeError, RuntimeError, ValueError):
+    except AttributeError:
         return None
+    on_rank_0 = isinstance(inner, c10d.TCPStore)
+    if on_rank_0:
+        store = c10d.PrefixStore("rex_ray", _connected(inner, limit_s))
     return Board(store, prefix, on_rank_0=on_rank_0)
+
+
+def _connected(known: Any, limit_s: float) -> Any:
+    """Return a connection of one's own: a thread that blocks in a shared one keeps everybody else from it."""
+    try:
+        return type(known)(
+            known.host,
+            known.port,
+            is_master=False,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        raise LinkError(
+            f"rank {torch.distributed.get_rank()} could not reach rank 0's store at {known.host}:{known.port} within "
+            f"{limit_s:g} s: rank 0 has died, or its machine cannot be reached"
+        ) from error

@@ -28,6 +28,8 @@ _log = logging.getLogger("rex_ray")
 _BEAT_S = 1.0
 _BEATS_PER_LIMIT = 10
 _SILENT_BEATS = 3
+# A beat beyond the silence itself: the last word may have been said just before.
+_SURE = 1.3
 _MEETING_S = 0.02
 _MOST_READS_PER_S = 20_000
 _CLOSE_LIMIT_S = 1.0
@@ -41,6 +43,9 @@ class Presence:
         size: number of ranks; of one alone nobody wants to hear.
         limit_s: limit of the waits that are to be told; a beat is at most a tenth of it.
         board: where words are left; default: the process group's own store.
+
+    Raises:
+        LinkError: the store cannot be reached.
 
     Attributes:
         activity: what the training thread does; asked by the thread that speaks.
@@ -70,7 +75,7 @@ class Presence:
         self._stopping = False
         self._wake = threading.Event()
         self._heard = threading.Condition()
-        self._board = open_board() if board is None and size > 1 else board
+        self._board = open_board(limit_s) if board is None and size > 1 else board
         self._thread: threading.Thread | None = None
         if self._board is not None:
             self._thread = threading.Thread(target=self._run, name="rex_ray-presence", daemon=True)
@@ -164,7 +169,8 @@ class Presence:
                 f"{(said[0] if said else type(error).__name__)!r}"
             )
         with self.waiting(what):
-            account = self._gathered_account(what)
+            # Who died a moment ago has spoken a moment ago: its silence is yet to come.
+            account = self._gathered_account(what, after_s=0.0 if timed_out else now_s())
         if account is None or not account.text:
             return LinkError(
                 f"{head} and got no answer; every rank must make this call at the same place of its loop, and a rank "
@@ -273,23 +279,25 @@ class Presence:
     def _silent_after_s(self) -> float:
         return _SILENT_BEATS * self._listen_s
 
-    def _gathered_account(self, what: str) -> Account | None:
-        """Listen until a silence would have been noticed, within a limit, and tell what there is to tell."""
+    def _gathered_account(self, what: str, after_s: float) -> Account | None:
+        """Listen until a silence since ``after_s`` would have been noticed, within a limit, and tell what there is."""
         if self._thread is None or self._left is not None:
             return None
         with self._heard:
             self._hurried = True
             self._wake.set()
             self._heard.wait_for(
-                lambda: self._store_gone or self._has_listened_enough(),
-                timeout=1.6 * self._silent_after_s + 2 * self._listen_s,
+                lambda: self._store_gone or self._has_listened_enough(after_s),
+                timeout=2.0 * self._silent_after_s + 2 * self._listen_s,
             )
             self._hurried = False
         return self._account(what)
 
-    def _has_listened_enough(self) -> bool:
+    def _has_listened_enough(self, after_s: float = 0.0) -> bool:
         since_s, listened_s = self._listening_since_s, self._listened_s
-        return since_s is not None and listened_s is not None and listened_s - since_s > 1.3 * self._silent_after_s
+        if since_s is None or listened_s is None:
+            return False
+        return listened_s - max(since_s, after_s) > _SURE * self._silent_after_s
 
     def _account(self, what: str) -> Account:
         moment_s = now_s()
