@@ -27,8 +27,8 @@ from rex_ray.train.journal_files import read_files
 SECONDS_PER_ROW = {"T4": 0.002, "V100": 0.001}
 ROWS, BATCH = 320, 32
 
-# Ray Train's own, one per cluster and for ever.
-RAYS_SINGLETONS = {"AutoscalingCoordinator"}
+# Ray's own, one per cluster and for ever.
+RAYS_SINGLETONS = {"AutoscalingCoordinator", "datasets_stats_actor"}
 
 
 class RowIds(Dataset[int]):

@@ -174,6 +174,28 @@ def test_shares_that_change_amid_streams_lose_no_row_and_weigh_by_the_rows_that_
     assert len(set(results[0][1])) > 6
 
 
+def leave_early(rank: int) -> list[int]:
+    """Leave the first epoch's loop after two batches, take it up for one more, then train a whole epoch."""
+    seen: list[int] = []
+    with opened(ScriptedLink((5, 7, 3))) as session:
+        net, optimizer = started(session)
+        loader = session.loader(Shard(rank))
+        for epoch in session.epochs(2):
+            for stop in (2, 1) if epoch == 0 else (None,):
+                for batch in itertools.islice(loader, stop):
+                    update(net, optimizer, batch)
+                    seen += batch[0].tolist()
+    return seen
+
+
+@pytest.mark.dist
+def test_an_epoch_of_streams_that_is_left_early_leaves_nothing_behind(ranks: GlooGroup) -> None:
+    results = ranks.run(leave_early)
+    for rank, share in enumerate((5, 7, 3)):
+        own = list(Shard(rank).rows)
+        assert results[rank] == own[: 3 * share] + own
+
+
 def gradient_of_step(rank: int) -> float:
     """Distance of a stream's step, in which rank 2 has run out, to the gradient of all its rows on one process."""
     with opened(ScriptedLink((3, 4, 5))) as session:
@@ -300,6 +322,10 @@ def run_to(
         with opened(ScriptedLink((5, 7, 3)), reporter, checkpoint_interval_s=0.0) as session:
             net, optimizer = started(session)
             loader = session.loader(dataset, **options)
+            if restored is not None:  # a save before the first pass holds the same place
+                session.report({})
+                place = reporter.restored["stream"] if session._tracker.position.cursor else None
+                assert reporter.saves[-1][1]["stream"] == place
             for _ in session.epochs(1):
                 for batch in itertools.islice(loader, stop):
                     update(net, optimizer, batch)

@@ -180,10 +180,12 @@ class StreamSource:
 
     def save(self, position: Position) -> dict[str, Any] | None:
         """Return every rank's place in its stream, None between two epochs. Collective."""
-        if self._epoch != position.epoch or self.is_complete(position) or position.cursor == 0:
+        if self.is_complete(position) or position.cursor == 0:
             return None
         mark, rows = self._mark, self._rows
-        if self._held is not None and position.step == self._held.drawn.plan.step:
+        if self._resumed is not None:  # no pass has begun since
+            rows, mark = self._resumed
+        elif self._held is not None and position.step == self._held.drawn.plan.step:
             mark, rows = self._held.before, self._held.rows_before
         ranks = self._streams.gather(mark.to_plain(), "every rank's place in its stream")
         return {"rows": list(rows), "ranks": ranks}
