@@ -7,6 +7,7 @@ control message that is sent anyway.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ import ray
 from rex_ray.control.events import DrainNoticed
 from rex_ray.core.types import WorkerSpec
 
-__all__ = ["LAST_SAVE_S", "DrainWatch", "draining_nodes", "node_tag"]
+__all__ = ["LAST_SAVE_S", "DrainWatch", "draining_nodes", "node_tag", "wait_out_notice"]
 
 logger = logging.getLogger("rex_ray")
 
@@ -26,6 +27,12 @@ LAST_SAVE_S: Final = 10.0
 apart, and what is trained after it is lost. The first save, at once, is for a node that goes early."""
 
 _NODE_TAG_LETTERS: Final = 6
+
+_NOTICE_EARLY_S, _NOTICE_LATE_S = 15.0, 30.0
+"""A loss so long before or after the time that notice was given for is what it was given of."""
+
+_COUNTED_WITHIN_S: Final = 10.0
+"""Several of Ray Train's looks at its workers."""
 
 _cannot_tell = False
 
@@ -92,3 +99,29 @@ class DrainWatch:
         if is_late:
             self._last_noticed.add(place)
         return is_news
+
+
+def wait_out_notice() -> None:
+    """Wait, where peers were lost at about the time that a notice said: Ray Train is to count that, and not the error.
+
+    It does so once the notice's time is over, and ends this process then. An error that it hears of before is one of
+    ``FailureConfig(max_failures=...)``, also where a rank merely says that its peers, on the node that was taken away,
+    do not answer any more.
+    """
+    left_s = _notice_left_s()
+    if left_s is not None and -_NOTICE_LATE_S <= left_s <= _NOTICE_EARLY_S:
+        logger.warning("peers were lost as notice said; Ray Train ends this group when the notice's time is over")
+        time.sleep(max(left_s, 0.0) + _COUNTED_WITHIN_S)
+
+
+def _notice_left_s() -> float | None:
+    """Return the seconds until the time that this worker's group was given notice for; None: it was given none.
+
+    Ray Train's public call for it is a barrier over all workers, of whom some are gone.
+    """
+    try:
+        context = importlib.import_module("ray.train.v2._internal.execution.context").get_train_context()
+        info = context.preemption_context.preemption_info
+        return None if info is None or info.deadline_ms is None else float(info.deadline_ms / 1e3 - time.time())
+    except Exception:  # noqa: BLE001 - private: whatever it raises, the error itself is told
+        return None

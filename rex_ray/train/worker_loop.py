@@ -15,7 +15,8 @@ import ray.train.torch
 import torch
 from ray.util.queue import Queue
 
-from rex_ray.train.drains import node_tag
+from rex_ray.core.errors import LinkError
+from rex_ray.train.drains import node_tag, wait_out_notice
 from rex_ray.train.link import RayLink
 from rex_ray.train.reporter import RayReporter
 from rex_ray.train.snapshot_folders import remove_stale_snapshots
@@ -68,7 +69,11 @@ def run_worker(config: dict[str, Any], *, loop: TrainLoop, wiring: Wiring) -> An
         torch_device=ray.train.torch.get_device(),
         snapshots=SnapshotPlace(run=wiring.run_id, node=_node_name()),
     ):
-        return call_loop(loop, config)
+        try:
+            return call_loop(loop, config)
+        except LinkError:
+            wait_out_notice()
+            raise
 
 
 def device_kind(device_label: str) -> str:

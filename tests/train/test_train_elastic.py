@@ -12,7 +12,7 @@ from rex_ray import ConfigError, RexConfig, RexTrainer
 from rex_ray.control.commands import RequestCheckpoint
 from rex_ray.core.types import LearntShape, WorkerSpec
 from rex_ray.train import drains
-from rex_ray.train.drains import LAST_SAVE_S, DrainWatch, draining_nodes, node_tag
+from rex_ray.train.drains import LAST_SAVE_S, DrainWatch, draining_nodes, node_tag, wait_out_notice
 from rex_ray.train.emission import Emission
 from rex_ray.train.listener import Listener
 from rex_ray.train.profile_files import PROFILES_FILE, profiles_to_begin_with, read_profiles, write_profiles
@@ -48,6 +48,17 @@ def test_a_node_without_a_deadline_or_with_little_time_is_noticed_once():
         (only,) = watch.notices("g", WORKERS, {NODES["one"]: deadline_ms}, now_ms=1_000)
         assert (only.ranks, only.left_us) == ((0,), left_us)
         assert watch.notices("g", WORKERS, {NODES["one"]: deadline_ms}, now_ms=5_000) == []
+
+
+@pytest.mark.parametrize(("left_s", "waits_s"), [(None, 0), (120.0, 0), (8.0, 18.0), (-2.0, 10.0), (-60.0, 0)])
+def test_f5_peers_that_go_when_notice_said_are_not_reported_as_a_failure_before_ray_has_counted_it(
+    monkeypatch, left_s, waits_s
+):
+    slept = [0.0]
+    monkeypatch.setattr(drains.time, "sleep", slept.append)
+    monkeypatch.setattr(drains, "_notice_left_s", lambda: left_s)
+    wait_out_notice()
+    assert sum(slept) == waits_s
 
 
 def test_a_ray_that_does_not_say_what_it_drains_costs_no_more_than_a_line(monkeypatch, caplog):
