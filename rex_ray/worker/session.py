@@ -251,7 +251,8 @@ class Session:
 
         Args:
             scheduler: of the prepared optimizer.
-            stepped: ``"batch"`` or ``"epoch"``; default: told by the first call.
+            stepped: ``"batch"``, ``"epoch"``, or ``"sample"`` for a schedule that counts rows and not steps
+                (``total_steps=num_epochs * len(train_set)``); default: which of the first two, told by the first call.
             name: under which it is saved; several schedulers need several.
 
         Returns:

@@ -13,6 +13,7 @@ from gloo_group import GlooGroup
 from scripted import MemoryReporter, Rows, ScriptedLink, opened
 from torch import nn
 
+from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import Allocation, StepFlag, StepRecord
 
 pytestmark = pytest.mark.dist
@@ -112,6 +113,111 @@ def test_a_sharded_model_trains_as_one_process_and_resumes_on_fewer_ranks(ranks:
     assert farthest(resumed[0][0], reference) < 1e-10
     plain = network()
     plain.load_state_dict(first_epoch["model"])
+
+
+def evaluate_few_rows(rank: int) -> tuple[float, int, list[float]]:
+    """Four rows in batches of one over three ranks: one rank has a batch more. And running statistics are agreed on."""
+    with opened(ScriptedLink(SIZES)) as session:
+        body = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 1)).double()
+        model = sharded(nn.Sequential(body, nn.Identity()))
+        net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        for _, inputs, targets in session.loader(Rows(24)):
+            F.mse_loss(net(inputs), targets).backward()
+            optimizer.step()
+        statistics = body[1].running_mean.tolist()
+        net.eval()
+        data, total, count, num_batches = Rows(4), torch.zeros(()), 0, 0
+        with torch.no_grad():
+            for _, inputs, targets in session.eval_loader(data, local_batch_size=1):
+                total = total + F.mse_loss(session.unwrap(net)(inputs), targets, reduction="sum")
+                count, num_batches = count + len(targets), num_batches + 1
+        pooled = session.pool(total, count)
+        whole = nn.Sequential(nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 1)).double())
+        state: Any = model.state_dict()
+        whole.load_state_dict({name: getattr(v, "full_tensor", lambda v=v: v)() for name, v in state.items()})
+        whole.eval()
+        alone = F.mse_loss(whole(data.inputs), data.targets).item()
+    return pooled - alone, num_batches, statistics
+
+
+def test_a_sharded_model_is_evaluated_by_all_ranks_in_step(ranks: GlooGroup) -> None:
+    results = ranks.run(evaluate_few_rows)
+    for error, num_batches, statistics in results:
+        assert abs(error) < 1e-6
+        assert num_batches == 2
+        assert statistics == results[0][2]
+
+
+def be_refused(rank: int) -> list[str]:
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    def half(model: nn.Sequential) -> nn.Module:
+        fully_shard(model[0], mesh=mesh())
+        return model
+
+    def ignoring(model: nn.Sequential) -> nn.Module:
+        return fully_shard(model, mesh=mesh(), ignored_params={model[1].weight})
+
+    def elder(model: nn.Sequential) -> nn.Module:
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+    messages = []
+    for wrap in (half, ignoring, elder):
+        with opened() as session:
+            model = wrap(network())
+            try:
+                session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            except ConfigError as error:
+                messages.append(str(error))
+    with opened() as session:
+        model = sharded(network())
+        session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in session.loader(Rows(12)):
+            try:
+                with session.accumulate():
+                    pass
+            except ConfigError as error:
+                messages.append(str(error))
+            break
+    return messages
+
+
+def test_what_would_leave_gradients_local_or_ranks_waiting_is_refused_by_name(ranks: GlooGroup) -> None:
+    for messages in ranks.run(be_refused):
+        half, ignoring, elder, accumulate = messages
+        assert "call fully_shard(model) after fully_shard of its parts" in half
+        assert "'1.weight' of the sharded model is in no shard" in ignoring
+        assert "FSDP1" in elder
+        assert "session.micro_batches" in accumulate
+
+
+def train_without_places_to_wrap(rank: int) -> tuple[list[StepFlag], list[str]]:
+    """Another version of torch: what FSDP's waits are called is not known."""
+    from rex_ray.worker.model import sharding
+
+    known, sharding._WAITS = sharding._WAITS, {"another_name": "parameters"}
+    try:
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            opened(link := ScriptedLink(SIZES), warm_up_steps=0) as session,
+        ):
+            warnings.simplefilter("always")
+            model = sharded(network())
+            net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for _, inputs, targets in session.loader(Rows(36)):
+                F.mse_loss(net(inputs), targets).backward()
+                optimizer.step()
+            session.finish()
+    finally:
+        sharding._WAITS = known
+    return [record.flags for record in link.steps], [str(warning.message) for warning in caught]
+
+
+def test_where_waits_cannot_be_told_from_own_time_no_step_is_evidence(ranks: GlooGroup) -> None:
+    for flags, told in ranks.run(train_without_places_to_wrap):
+        assert flags
+        assert all(StepFlag.WARM_UP in flag for flag in flags)
+        assert any("shares stay as they are" in message for message in told)
 
 
 def one_rank_sleeps(rank: int) -> list[tuple[float, float, StepFlag]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ from rex_ray.worker.data.map_style import check_map_style
 from rex_ray.worker.data.requests import Request
 from rex_ray.worker.data.stream import UnknownLengthError
 from rex_ray.worker.group.side_group import SideGroup
+from rex_ray.worker.tree import slice_rows
 
 __all__ = ["EvalLoader", "Summable", "pool_ratio", "pool_sum"]
 
@@ -38,7 +40,8 @@ class EvalLoader:
         local_batch_size: rows per batch.
         whole: every rank was given the same stream; None: it is this rank's own.
         device: tells where batches are moved to.
-        on_start: called when an iteration begins.
+        on_start: called when an iteration begins; returns whether ranks must all call the model equally often. A rank
+            with fewer batches then yields one of no rows; of a stream nobody knows how many there are.
         options: further DataLoader options.
     """
 
@@ -51,7 +54,7 @@ class EvalLoader:
         local_batch_size: int,
         whole: bool | None,
         device: Callable[[], torch.device],
-        on_start: Callable[[], None],
+        on_start: Callable[[], bool],
         options: dict[str, Any],
     ) -> None:
         for name in _DECIDED_HERE:
@@ -63,6 +66,8 @@ class EvalLoader:
         self.dataset = dataset
         self._device = device
         self._on_start = on_start
+        self._most = 0
+        self._collate = options.get("collate_fn")
         self._streamed = is_stream(dataset, "session.eval_loader")
         if whole is not None and (not self._streamed or comes_in_columns(dataset)):
             raise ConfigError(
@@ -71,7 +76,9 @@ class EvalLoader:
             )
         part: Any = dataset
         if not self._streamed:
-            part = Subset(dataset, range(rank, check_map_style(dataset, "session.eval_loader"), num_ranks))
+            num_rows = check_map_style(dataset, "session.eval_loader")
+            part = Subset(dataset, range(rank, num_rows, num_ranks))
+            self._most = math.ceil(math.ceil(num_rows / num_ranks) / local_batch_size)
         elif whole:
             part = _EveryNth(dataset, rank, num_ranks)
         self._batches: Iterable[Any] = (
@@ -92,9 +99,17 @@ class EvalLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self._on_start()
+        in_step, missing = self._on_start(), self._most
         for batch in self._batches:
             yield to_device(batch, self._device())
+            missing -= 1
+        for _ in range(missing if in_step else 0):
+            yield to_device(self._no_rows(), self._device())
+
+    def _no_rows(self) -> Any:
+        """Return a batch without rows: one is drawn and cut off, since none cannot be collated."""
+        (batch,) = DataLoader(Subset(self.dataset, [0]), batch_size=1, collate_fn=self._collate)
+        return slice_rows(batch, 0, 0, num_rows=1, strict=False)
 
 
 class _EveryNth(IterableDataset[Any]):

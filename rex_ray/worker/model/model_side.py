@@ -96,6 +96,11 @@ class ModelSide:
         return self._train_step
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether ranks meet in every pass of the prepared model; False before there is one."""
+        return self._shards is not None
+
+    @property
     def normalises_over_rows(self) -> bool:
         """Whether the prepared model has batch normalisation; False before there is one."""
         return self._model is not None and has_batch_norm(self._model)
