@@ -21,13 +21,13 @@ def shorter_waits(scaling: ScalingConfig, failures: FailureConfig) -> Mapping[st
     """Return the settings under which a group is back soon after a loss.
 
     Looks at the workers, by which a death is found out and a report is taken in, come every second instead of every
-    other. A group that may have fewer workers gives up after 10 s instead of 60 on room that is not there: for up to
+    other. A group that may have fewer workers gives up after 5 s instead of 60 on room that is not there: for up to
     20 s after a node died, Ray still counts it, and tries in vain to start workers on it. A group of a fixed size has
     nothing better to try, so it waits as ever; and so does one whose user counts such failures.
     """
     waits = {_LOOKS: "1"}
     if scaling.min_workers < scaling.max_workers and failures.controller_failure_limit == -1:
-        waits[_START] = "10"
+        waits[_START] = "5"
     return waits
 
 
