@@ -1,0 +1,150 @@
+"""Saves in a run's storage: which of its folders count, and which is the newest whole one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.fs
+import pytest
+import torch
+
+from rex_ray.core.errors import ConfigError, StorageError
+from rex_ray.train import reporter as reporter_module
+from rex_ray.train.arrow_store import ArrowStore, store_of
+from rex_ray.train.reporter import RayReporter
+from rex_ray.worker.saving.store import check_storage
+
+
+def state_at(step: int) -> dict[str, Any]:
+    return {
+        "registered": {},
+        "position": {"epoch": 0, "cursor": step, "step": step, "dataset_size": 36, "seed": 0},
+        "rng": {"cpu": torch.zeros(2, 8, dtype=torch.uint8), "cuda": None},
+        "generation": "g",
+    }
+
+
+class Run:
+    """What Ray Train would know of a run."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.reported: set[str] = set()
+        self.calls: list[dict[str, Any]] = []
+        storage = SimpleNamespace(storage_filesystem=pyarrow.fs.LocalFileSystem(), experiment_fs_path=str(root))
+        context = SimpleNamespace(get_storage=lambda: storage, get_world_rank=lambda: 0)
+        monkeypatch.setattr(reporter_module.ray.train, "get_context", lambda: context)
+        monkeypatch.setattr(reporter_module.ray.train, "report", self._report)
+        monkeypatch.setattr(reporter_module, "_reported", lambda: self.reported)
+
+    def _report(self, metrics: dict[str, Any], checkpoint: Any = None, **options: Any) -> None:
+        self.calls.append(metrics)
+        if checkpoint is not None:
+            self.reported.add(Path(checkpoint.path).name)
+
+    def save(self, step: int) -> Path:
+        """Save as a session does; return the save's folder."""
+        reporter, before = RayReporter(retry_s=0.0), self.reported.copy()
+        reporter.write(state_at(step), lambda: None)
+        reporter.report({"step": step}, state_at(step))
+        (name,) = self.reported - before
+        return self.root / name
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(tmp_path / "run", monkeypatch)
+
+
+def test_saves_are_numbered_over_the_whole_run_and_the_newest_comes_back(run: Run) -> None:
+    assert RayReporter(retry_s=0.0).restore() is None
+    folders = [run.save(step) for step in (3, 6, 9)]
+    assert [folder.name[:17] for folder in folders] == [f"checkpoint_00000{k}" for k in (1, 2, 3)]
+    saved = RayReporter(retry_s=0.0).restore()
+    assert saved is not None
+    assert (saved.step, saved.where) == (9, str(folders[-1]))
+    assert list(run.root.rglob("*.tmp")) == []
+
+
+def test_a_save_that_was_written_but_not_reported_counts_and_one_that_was_never_finished_does_not(run: Run) -> None:
+    run.save(3)
+    late = run.save(6)
+    run.reported.discard(late.name)  # the worker died before it could report
+    dying = run.root / "checkpoint_000003-0123abcd"
+    dying.mkdir()
+    (dying / "state.pt.tmp").write_bytes(b"half")
+    saved = RayReporter(retry_s=0.0).restore()
+    assert saved is not None
+    assert (saved.step, saved.troubles) == (6, ())
+    assert not dying.exists()
+
+
+def test_a_first_save_that_was_never_finished_is_a_fresh_start(run: Run) -> None:
+    (run.root / "checkpoint_000001-0123abcd").mkdir(parents=True)
+    assert RayReporter(retry_s=0.0).restore() is None
+
+
+def test_a_reported_save_that_is_gone_or_torn_is_told_and_all_of_them_are_an_error(run: Run) -> None:
+    folders = [run.save(step) for step in (3, 6, 9)]
+    (folders[2] / "manifest.json").unlink()
+    os.truncate(folders[1] / "state.pt", 10)
+    saved = RayReporter(retry_s=0.0).restore()
+    assert saved is not None
+    assert saved.step == 3
+    assert [folder.name in trouble for folder, trouble in zip(folders[:0:-1], saved.troubles, strict=True)] == [
+        True
+    ] * 2
+    (folders[0] / "state.pt").unlink()
+    with pytest.raises(StorageError, match="does not begin anew"):
+        RayReporter(retry_s=0.0).restore()
+    assert all(folder.exists() for folder in folders), "what was reported is left for whoever looks into it"
+
+
+def test_checkpoints_of_something_else_are_no_saves(run: Run) -> None:
+    (run.root / "checkpoint_2026-01-01_00-00-00").mkdir(parents=True)
+    run.reported.add("checkpoint_2026-01-01_00-00-00")
+    with pytest.raises(ConfigError, match="another name"):
+        RayReporter(retry_s=0.0).restore()
+
+
+def test_metrics_without_a_save_are_reported_without_a_checkpoint(run: Run) -> None:
+    reporter = RayReporter(retry_s=0.0)
+    reporter.write(state_at(3), lambda: None)
+    reporter.report({"epoch": 0}, None)  # given up
+    assert (run.calls, run.reported) == ([{"epoch": 0}], set())
+
+
+def test_a_store_is_where_ray_train_would_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given in (tmp_path / "runs", f"file://{tmp_path}/runs", "~/runs"):
+        store = store_of(given, None, "mine")
+        assert store.root == f"{tmp_path}/runs/mine"
+        check_storage(store)
+    memory = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    assert store_of("runs", memory, "mine") == ArrowStore(memory, "runs/mine")
+
+
+def test_an_object_store_is_put_to_once_and_nothing_is_renamed_there(tmp_path: Path) -> None:
+    class Bucket:
+        """Knows no renaming."""
+
+        type_name = "s3"
+        moved = 0
+
+        def __init__(self) -> None:
+            self.local = pyarrow.fs.LocalFileSystem()
+
+        def __getattr__(self, name: str) -> Any:
+            assert name != "move", "a rename is a copy there"
+            return getattr(self.local, name)
+
+    store = ArrowStore(Bucket(), str(tmp_path / "bucket"))
+    with store.create("save", "file") as file:
+        file.write(b"whole")
+    with store.open("save", "file") as file:
+        assert file.read() == b"whole"
+    assert [store.has("save", name) for name in ("file", "file.tmp")] == [True, False]
+    assert store.folders() == ["save"]
