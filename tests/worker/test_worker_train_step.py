@@ -123,6 +123,7 @@ def test_d9_memory_that_runs_out_in_place_is_retried_exactly_while_the_others_wa
 def train_with_options(rank: int, option: str) -> float:
     """How far two steps with an option are from one process that has it too; rank 1's memory ends in backward."""
     data, torch_options = Rows(2 * BATCH), {"lr": 0.1}
+    shares = (0, 50, 22) if option == "a rank without rows" else SHARES
     net, alone = narrow_net("backward", 20 if rank == 1 else 2**40), narrow_net("nowhere")
     loss = penalised_loss if option == "penalty" else mean_loss
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if option == "scaler" else None
@@ -133,13 +134,13 @@ def train_with_options(rank: int, option: str) -> float:
         if option == "hook":
             model[0].weight.register_hook(lambda gradient: 3.0 * gradient)
     own_optimizer = torch.optim.SGD(alone.parameters(), **torch_options)
-    with opened(ScriptedLink(SHARES), global_batch_size=BATCH) as session:
+    with opened(ScriptedLink(shares), global_batch_size=BATCH) as session:
         session.prepare(net, torch.optim.SGD(net.parameters(), **torch_options), scaler=scaler)
         for batch in session.loader(data):
             rows = torch.zeros(2 * BATCH, dtype=torch.int64)
             rows[batch[0]] += 1
             rows = session.pool_sum(rows).nonzero().reshape(-1)
-            session.train_step(batch, loss, max_grad_norm=norm)
+            assert session.train_step(batch, loss, max_grad_norm=norm).isnan() == (not len(batch[0]))
             loss(alone, (rows, data.inputs[rows], data.targets[rows])).backward()
             if norm is not None:
                 assert nn.utils.clip_grad_norm_(alone.parameters(), norm) > norm
@@ -149,7 +150,7 @@ def train_with_options(rank: int, option: str) -> float:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("option", ["penalty", "clipping", "scaler", "frozen", "hook"])
+@pytest.mark.parametrize("option", ["penalty", "clipping", "scaler", "frozen", "hook", "a rank without rows"])
 def test_d9_a_retried_step_keeps_what_else_a_step_has(ranks: GlooGroup, option: str) -> None:
     assert max(ranks.run(train_with_options, option)) < 1e-10
 
