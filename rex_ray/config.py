@@ -60,9 +60,13 @@ class RexConfig:
         weight_by: ``"samples"`` (default) or ``"tokens"``.
         on_non_finite: what all ranks do together when the reduced gradient holds a NaN or an infinity on account of
             any one: ``"stop"`` ends the run with the rank's name, ``"skip"`` leaves the update out, ``"ignore"``
-            updates as plain PyTorch would.
+            updates as plain PyTorch would. On a device ``"stop"`` looks two updates late, but before anything is
+            saved, and ``"skip"`` waits for the device at each update. A gradient scaler goes on skipping what
+            overflows; then ``"stop"`` is for a loss that is not finite, and for a scale below 1.
         on_out_of_memory: ``"retry"`` has ``session.train_step`` cut the share smaller in place, ``"stop"`` fails.
-        replica_check_interval_steps: the ranks' parameters are compared by a hash every so many steps; 0: never.
+        replica_check_interval_steps: the ranks' parameters are compared by a hash every so many steps, at the end of
+            each pass over the data and before a save; 0: never. A hash takes a host about 1 ns per number and 30 us per
+            tensor, so 500 steps apart it costs less than a thousandth of any step.
         snapshot_interval_s: shortest time between two local snapshots, from which a restart resumes where they are
             newer than the last save; 0: none.
         storage_retry_s: how long a failing save is tried again, with growing pauses, before it is given up.
@@ -95,7 +99,7 @@ class RexConfig:
     weight_by: WeightBy = "samples"
     on_non_finite: OnNonFinite = "stop"
     on_out_of_memory: OnOutOfMemory = "retry"
-    replica_check_interval_steps: int = 0
+    replica_check_interval_steps: int = 500
     snapshot_interval_s: float = 10.0
     storage_retry_s: float = 60.0
     local_batch_multiple: int = 1

@@ -63,6 +63,7 @@ class StepTracker:
         self.prepared = False
         self.reference_batch: int | None = None
         self._reference_steps = 0
+        self._rows_consumed = 0
         self.last_step_s: float | None = None
         self.batches_since_update = 0
         self.own_rows_since_sync = 0
@@ -154,6 +155,12 @@ class StepTracker:
         """Steps of the reference batch that this session's batches make up, the one in hand included."""
         step = self.in_hand
         return self._reference_steps + (0 if step is None or step.consumed else self._reference_steps_of(step.plan))
+
+    @property
+    def rows_consumed(self) -> int:
+        """Rows of all ranks in this session's batches, the one in hand included."""
+        step = self.in_hand
+        return self._rows_consumed + (0 if step is None or step.consumed else step.plan.total_rows)
 
     def flush(self) -> None:
         """Send every record that is complete."""
@@ -269,6 +276,7 @@ class StepTracker:
             step.consumed = True
             self.position = step.plan.after
             self._reference_steps += self._reference_steps_of(step.plan)
+            self._rows_consumed += step.plan.total_rows
             self.own_rows_since_sync += step.num_rows
             self.total_rows_since_sync += step.plan.total_rows
 

@@ -349,7 +349,7 @@ class SmallNorm(nn.Module):
         return self.last(self.norm(inputs.float()))
 
 
-def test_batch_norm_asks_for_two_rows_and_spares_a_single_one() -> None:
+def test_b10_batch_norm_asks_for_two_rows_and_spares_a_single_one() -> None:
     link = ScriptedLink()
     with opened(link) as session:
         model = SmallNorm()

@@ -21,8 +21,9 @@ from rex_ray.worker.step import StepInHand
 
 __all__ = ["ReplicaCheck", "hash_of"]
 
-_BLOCK = 1 << 20
-"""Numbers that are hashed at once: bounds what is held beside the model to some megabytes."""
+_HOST_BLOCK, _DEVICE_BLOCK = 1 << 16, 1 << 22
+"""Numbers that are hashed at once: what is held beside the model stays in a host's cache, and is few launches for a
+device (twice 16 MB)."""
 
 _MOST_NAMES = 3
 
@@ -130,33 +131,47 @@ class ReplicaCheck:
 
 
 class _Mixer:
-    """Hashes tensors: a sum over their bits, each word times an odd factor of its place, without any rounding.
+    """Hashes tensors: a sum over their bits, each word times a factor of its place, without any rounding.
 
     A sum of whole numbers does not depend on the order in which a device adds, so different cards agree on it, while a
     sum of floats would not; and the factors let no two entries change places unnoticed.
     """
 
     def __init__(self) -> None:
-        self._factors: dict[torch.device, torch.Tensor] = {}
+        self._factors: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def hash_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the hash as a 0-d tensor of 64 bits, on the tensor's device."""
         if not tensor.numel():
             return torch.zeros((), dtype=torch.int64, device=tensor.device)
         words = _words(tensor.detach())
-        factors = self._factors_on(words.device, min(len(words), _BLOCK))
-        blocks = [(block.to(torch.int64) * factors[: len(block)]).sum() for block in words.split(_BLOCK)]
-        sums = torch.stack(blocks)
-        return sums[0] if len(blocks) == 1 else self.hash_of(sums) + len(blocks)
+        size = _HOST_BLOCK if words.device.type == "cpu" else _DEVICE_BLOCK
+        factors, products = self._factors_on(words.device, min(len(words), size))
+        blocks = [
+            torch.mul(block, factors[: len(block)], out=products[: len(block)]).sum(dtype=torch.int64)
+            for block in words.split(size)
+        ]
+        return blocks[0] if len(blocks) == 1 else self.hash_of(torch.stack(blocks))
 
-    def _factors_on(self, device: torch.device, count: int) -> torch.Tensor:
-        factors = self._factors.get(device)
-        if factors is None or len(factors) < count:
-            # Steps of 2^64 times the golden ratio, wrapped: Knuth's multiplicative hashing, The Art of Computer
-            # Programming vol. 3, 6.4. Odd, so that no bit of a word is lost.
-            places = torch.arange(count, dtype=torch.int64, device=device)
-            factors = self._factors[device] = places * -7046029254386353131 | 1
-        return factors
+    def _factors_on(self, device: torch.device, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return factors, and room for products: to ask for that anew costs a host more than the hash."""
+        known = self._factors.get(device)
+        if known is None or len(known[0]) < count:
+            factors = _scrambled(torch.arange(count, dtype=torch.int64, device=device))
+            known = self._factors[device] = (factors, torch.empty_like(factors))
+        return known
+
+
+def _scrambled(places: torch.Tensor) -> torch.Tensor:
+    """Return an odd factor of 32 bits per place: odd, so that no bit of a word is lost in the product.
+
+    Mixed as in splitmix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators"), in whole numbers, so
+    that every device and version of torch has the same.
+    """
+    mixed = places * -7046029254386353131
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        mixed = (mixed ^ (mixed >> shift)) * factor
+    return (mixed ^ (mixed >> 31)).to(torch.int32) | 1
 
 
 def hash_of(tensor: torch.Tensor) -> int:
@@ -165,14 +180,14 @@ def hash_of(tensor: torch.Tensor) -> int:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bits as whole numbers of up to 32 bits, without a copy where it is contiguous."""
+    """Return a tensor's bits as whole numbers of 32 bits, without a copy where it is contiguous and has them."""
     flat = tensor.contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     if flat.dtype == torch.bool:
         flat = flat.to(torch.int8)
     size = flat.dtype.itemsize
-    return flat.view({1: torch.int8, 2: torch.int16}.get(size, torch.int32))
+    return flat.view({1: torch.int8, 2: torch.int16}.get(size, torch.int32)).to(torch.int32)
 
 
 def _story(when: str, names: Sequence[str], totals: Sequence[int], everyones: torch.Tensor) -> str:
