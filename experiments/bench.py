@@ -39,6 +39,7 @@ EXPERIMENTS = (
     "sensitivity",
     "convergence",
     "live_sweep",
+    "chaos",
 )
 # Where the results of cells, and of live trials, are kept.
 _KEPT_AT = {

@@ -185,7 +185,7 @@ class World:
     def make_child(self, env: Mapping[str, str]) -> StubChild:
         """Start a search helper, if the machine lets us."""
         del env
-        if self.chance.strikes("helper cannot start", 0.05):
+        if self.chance.strikes("helper cannot start", 0.2):
             raise OSError("no process left")
         return StubChild(self)
 
