@@ -72,7 +72,8 @@ class RexConfig:
         storage_retry_s: how long a failing save is tried again, with growing pauses, before it is given up.
         local_batch_multiple: every share is a multiple of it, and so is every global batch, for kernels and compilers
             that want few shapes, or whole tiles; an epoch's last batch has what is left, in any rows.
-        learn_from: profiles of device kinds, or the folder of a past run that saved some, to begin with.
+        learn_from: profiles of device kinds, or the folder of a past run that saved some, to begin with; default: the
+            run's own, where it is taken up again under its name.
         preflight: look at every worker before training, and have them reduce a vector once.
         preflight_timeout_s: limit of that.
 
