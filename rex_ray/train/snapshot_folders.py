@@ -6,7 +6,8 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import ray
@@ -41,9 +42,13 @@ def snapshots_removed(run: str) -> Iterator[None]:
             _remove_elsewhere(run)
 
 
-def remove_stale_snapshots() -> None:
-    """Remove what runs left on this machine whose driver was killed, a day after they last wrote."""
-    for root in SnapshotPlace(run="", node="").roots:
+def remove_stale_snapshots(roots: Sequence[Path] = SnapshotPlace(run="", node="").roots) -> None:
+    """Remove what runs left on this machine whose driver was killed, a day after they last wrote.
+
+    Args:
+        roots: folders in which snapshots are kept.
+    """
+    for root in roots:
         for folder in root.glob(f"{SNAPSHOT_PREFIX}*"):
             with contextlib.suppress(OSError):
                 newest_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))

@@ -15,6 +15,8 @@ from rex_ray.core.errors import ConfigError, StorageError
 from rex_ray.train import reporter as reporter_module
 from rex_ray.train.arrow_store import ArrowStore, store_of
 from rex_ray.train.reporter import RayReporter
+from rex_ray.train.snapshot_folders import remove_stale_snapshots
+from rex_ray.worker.saving.snapshots import SNAPSHOT_PREFIX
 from rex_ray.worker.saving.store import check_storage
 
 
@@ -115,6 +117,18 @@ def test_metrics_without_a_save_are_reported_without_a_checkpoint(run: Run) -> N
     reporter.write(state_at(3), lambda: None)
     reporter.report({"epoch": 0}, None)  # given up
     assert (run.calls, run.reported) == ([{"epoch": 0}], set())
+
+
+def test_snapshots_of_runs_that_nobody_ended_are_removed_after_a_day(tmp_path: Path) -> None:
+    alive, dead = (tmp_path / f"{SNAPSHOT_PREFIX}{name}" / "node" for name in ("alive", "dead"))
+    for folder in (alive, dead):
+        folder.mkdir(parents=True)
+    long_ago = alive.stat().st_mtime - 90_000
+    for folder in (alive.parent, dead, dead.parent):
+        os.utime(folder, (long_ago, long_ago))
+    (tmp_path / "of somebody else").mkdir()
+    remove_stale_snapshots((tmp_path,))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["of somebody else", alive.parent.name]
 
 
 def test_a_store_is_where_ray_train_would_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

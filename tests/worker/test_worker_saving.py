@@ -8,6 +8,8 @@ import json
 import os
 import pickle
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,14 @@ from hypothesis import strategies as st
 from scripted import MemoryReporter, Rows, ScriptedLink, opened, two_layers
 
 from rex_ray.core.errors import ConfigError, RexError, StorageError
+from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.link import IncidentRecord
-from rex_ray.worker.saving import archive, manifest
+from rex_ray.worker.measuring.timing import now_s
+from rex_ray.worker.saving import archive, manifest, writing
 from rex_ray.worker.saving.checking import checked
 from rex_ray.worker.saving.manifest import MANIFEST, FileFacts, Manifest
 from rex_ray.worker.saving.patience import patiently
+from rex_ray.worker.saving.snapshots import SnapshotPlace, Snapshots
 from rex_ray.worker.saving.store import LocalStore, check_storage
 
 STATE = archive.STATE
@@ -391,6 +396,79 @@ def test_pauses_grow_and_a_mistake_of_our_own_is_not_tried_again() -> None:
     with pytest.raises(RexError):
         patiently(lambda: fail(RexError("ours")), limit_s=60.0)
     assert len(calls) == 1
+
+
+class Stuck(MemoryReporter):
+    """Its storage's client never comes back from the first write, until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+
+    def write(self, state: Any, on_progress: Callable[[], None]) -> None:
+        self.released.wait(30.0)
+
+
+def test_a_storage_that_hangs_is_left_to_itself_until_it_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_LEAST_STALL_S", 0.1)
+    monkeypatch.setattr(writing, "LONGEST_PAUSE_S", 0.1)
+    reporter = Stuck()
+    writer = writing.SaveWriter(reporter, SideGroup(1.0), retry_s=0.0)
+    for why in ("took nothing for", "still not answered to an earlier save"):
+        attempts = writer.write(state_at(1))
+        assert not attempts.written
+        assert why in attempts.failures[0]
+    reporter.released.set()
+    threads = [thread for thread in threading.enumerate() if thread.name == "rex_ray-errand"]
+    for thread in threads:
+        thread.join(10.0)
+    assert writer.write(state_at(2)).written
+
+
+def snapshots_in(folder: Path, told: list[str], interval_s: float = 1e-9) -> Snapshots:
+    place = SnapshotPlace(run="run", node="here/0", roots=(folder,))
+    return Snapshots(place, keeps=True, interval_s=interval_s, on_trouble=told.append)
+
+
+def test_snapshots_cost_a_hundredth_of_the_time_at_most_and_the_newest_two_are_kept(tmp_path: Path) -> None:
+    told: list[str] = []
+    kept = snapshots_in(tmp_path, told)
+    assert kept.due()
+
+    def collected(step: int) -> dict[str, Any]:
+        time.sleep(0.02)
+        return state_at(step)
+
+    state = state_at(0)
+    for step in (10, 20, 30):
+        kept.take(lambda step=step: collected(step))  # type: ignore[misc]
+        assert not kept.due()
+        assert kept._due_s - now_s() > 1.9, "20 ms, so not for 2 s"
+        kept.close(10.0, keep=True)
+    place = SnapshotPlace(run="run", node="here/1", roots=(tmp_path,))
+    assert sorted(manifest.step for manifest, _ in place.found()) == [20, 30], "also another node's on this machine"
+    kept.take(lambda: state)
+    state["model"]["0.weight"].zero_()  # the next step, while the copy is being written
+    kept.close(10.0, keep=True)
+    (written,) = [(store, manifest.name) for manifest, store in place.found() if manifest.step == 0]
+    assert archive.state_of(archive.read(*written).data)["model"]["0.weight"].abs().sum() > 0
+    kept.close(10.0, keep=False)
+    assert list(tmp_path.iterdir()) == []
+    assert told == []
+
+
+def test_a_machine_without_room_takes_no_snapshot_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    kept = snapshots_in(tmp_path, told)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    for step in (1, 2):
+        kept.take(lambda step=step: state_at(step))  # type: ignore[misc]
+        kept.close(10.0, keep=True)
+    (trouble,) = told
+    assert "no room for snapshots" in trouble
+    assert list(tmp_path.iterdir()) == []
 
 
 class Opaque:
