@@ -13,6 +13,7 @@ behind; the command ends with exit code 1 where a law does not hold.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ DEVICES = {"T4": 1, "V100": 1}
 _FAULT_EVERY_S = 60.0
 _SAMPLE_EVERY_S = 2.0
 _STEPS_BETWEEN = 20
-_LIMIT_S = 300.0
+_LIMIT_S = 600.0
 _LEFT_LIMIT_S = 30.0
 _PROCESSES = {
     "ray::RayTrainWorker": "worker",
@@ -90,17 +91,32 @@ def main(argv: Sequence[str]) -> None:
 
 def soak(minutes: float, seed: int) -> Findings:
     """Train for so many minutes on a cluster of its own, with a failure a minute."""
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), before])  # workers import the loop
+    with contextlib.ExitStack() as stack:
+        # Workers import the loop.
+        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        stack.enter_context(_environment("PYTHONPATH", path))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rex_ray-soak-")))
+        cluster = stack.enter_context(local_cluster(DEVICES))
+        # A call to Ray that comes too late would find another cluster of this machine otherwise.
+        stack.enter_context(_environment("RAY_ADDRESS", cluster.address))
+        run = stack.enter_context(contextlib.closing(_Run(folder, cluster.label_selectors, seed)))
+        faults, recoveries_s = run.under_fire(60.0 * minutes)
+        metrics = run.finish()
+        soaked = run.soaked(metrics, faults, wait_for_no_leftovers(_LEFT_LIMIT_S))
+        return _findings(soaked, recoveries_s, minutes)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
-        with tempfile.TemporaryDirectory(prefix="rex_ray-soak-") as folder, local_cluster(DEVICES) as cluster:
-            run = _Run(Path(folder), cluster.label_selectors, seed)
-            faults, recoveries_s = run.under_fire(60.0 * minutes)
-            metrics = run.finish()
-            soaked = run.soaked(metrics, faults, wait_for_no_leftovers(_LEFT_LIMIT_S))
-            return _findings(soaked, recoveries_s, minutes)
+        yield
     finally:
-        os.environ["PYTHONPATH"] = before
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 def _findings(soaked: Soaked, recoveries_s: Sequence[float], minutes: float) -> Findings:
@@ -170,6 +186,8 @@ class _Run:
             self._look_until(self._began_s + _FAULT_EVERY_S * (len(faults) + 0.5))
             recovered_s = self._strike(fault)
             faults.append(fault)
+            elapsed_s = time.monotonic() - self._began_s
+            _say(f"{elapsed_s:.0f} s: killed the {fault}; {self._samples[-1].num_steps} steps so far")
             if fault == "worker":
                 recoveries_s.append(recovered_s)
         self._look_until(self._began_s + seconds)
@@ -177,15 +195,17 @@ class _Run:
 
     def finish(self) -> dict[str, Any]:
         """Have it end at the end of an epoch; return its last metrics."""
-        (self._folder / "stop").touch()
-        deadline = time.monotonic() + _LIMIT_S
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            self._thread.join(1.0)
+        self.close()
         if self._error is not None:
             raise self._error
         if self._result is None:
             raise TimeoutError(f"the run did not end within {_LIMIT_S:g} s")
         return dict(self._result.metrics or {})
+
+    def close(self) -> None:
+        """Have no run any more, within a limit: the cluster must not go before it does."""
+        (self._folder / "stop").touch()
+        self._thread.join(_LIMIT_S)
 
     def soaked(self, metrics: dict[str, Any], faults: Sequence[str], left: Sequence[str]) -> Soaked:
         """Return what is known of the run, now that it is over."""
@@ -262,6 +282,11 @@ class _Run:
             self._result = self._trainer.fit()
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             self._error = error
+
+
+def _say(text: str) -> None:
+    """Half an hour is long to wait for the first word."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _processes() -> list[tuple[int, str, float]]:

@@ -246,6 +246,7 @@ def one_rank_keeps_silent(rank: int) -> str:
 
 
 def test_a_rank_that_does_not_report_is_a_named_error_within_the_limit(ranks: GlooGroup) -> None:
-    messages = ranks.run(one_rank_keeps_silent, limit_s=20.0)
+    messages = ranks.run(one_rank_keeps_silent, limit_s=60.0)
     ranks.stop()  # a rank that left early leaves the group in disorder
-    assert "rank 2 waited for rank 0" in messages[2] or "rank 0 waited for the other ranks" in messages[0]
+    assert "for session.report" in messages[0]
+    assert "rank 1 has ended its loop" in messages[0]
