@@ -35,7 +35,7 @@ from rex_ray.core.types import Allocation, WorkerSpec
 from rex_ray.worker.data import evaluation
 from rex_ray.worker.data.feed import Feed
 from rex_ray.worker.data.loader import TrainLoader
-from rex_ray.worker.data.stream import WhenToEnd
+from rex_ray.worker.data.stream_end import WhenToEnd
 from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.link import ControlLink
@@ -209,7 +209,8 @@ class Session:
         The learning rate is multiplied by the allocation's factor inside ``optimizer.step()`` only.
 
         Args:
-            model: the bare model, or an already wrapped DDP without a communication hook.
+            model: the bare model, compiled or not; one that ``fully_shard`` divided over the ranks; or an already
+                wrapped DDP without a communication hook.
             optimizer: steps the model's parameters. Of several, the one whose rate follows the global batch; have
                 the others saved with :meth:`register`.
             scheduler: see :meth:`prepare_scheduler`, which does the same later, where it needs ``len(loader)``.
@@ -269,7 +270,7 @@ class Session:
         return wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the bare model: evaluate with it, also on one rank alone.
+        """Return the bare model, without DDP or a compiler: evaluate with it; unless sharded, also on one rank alone.
 
         The other ranks then wait in their next collective, so one rank alone must be done well within
         ``collective_timeout_s``; evaluate on all of them with :meth:`eval_loader` and :meth:`pool` instead.
@@ -481,6 +482,9 @@ class Session:
         """Average gradients with a DDP communication hook, e.g. torch's ``bf16_compress_hook``.
 
         Weights stay exact, since they are in the gradient already. Gradient norms are no longer measured.
+
+        Raises:
+            ConfigError: the model is sharded, and reduced by FSDP.
         """
         self._model_side.average_by(hook_state, hook)
 

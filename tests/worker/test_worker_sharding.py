@@ -12,8 +12,9 @@ import torch.nn.functional as F  # noqa: N812
 from gloo_group import GlooGroup
 from scripted import MemoryReporter, Rows, ScriptedLink, opened
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-from rex_ray.core.errors import ConfigError
+from rex_ray.core.errors import ConfigError, LinkError
 from rex_ray.core.types import Allocation, StepFlag, StepRecord
 
 pytestmark = pytest.mark.dist
@@ -148,6 +149,33 @@ def test_a_sharded_model_is_evaluated_by_all_ranks_in_step(ranks: GlooGroup) -> 
         assert statistics == results[0][2]
 
 
+def stay_away(rank: int) -> tuple[str, float]:
+    """Rank 1 does not call the model, and waits for nobody."""
+    with opened(ScriptedLink((4, 4, 4)), collective_timeout_s=3.0) as session:
+        model = sharded(network())
+        net, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _, inputs, targets in session.loader(Rows(12)):
+            began_s = time.monotonic()
+            try:
+                if rank == 1:
+                    time.sleep(5.0)
+                    break
+                F.mse_loss(net(inputs), targets).backward()
+            except LinkError as error:
+                return str(error), time.monotonic() - began_s
+    return "", 0.0
+
+
+def test_whoever_stays_away_from_a_sharded_pass_is_waited_for_within_the_limit_and_named(ranks: GlooGroup) -> None:
+    results = ranks.run(stay_away)
+    ranks.stop()  # what broke in the middle of a collective is of no further use
+    for rank in (0, 2):
+        message, waited_s = results[rank]
+        assert f"rank {rank} waited" in message
+        assert "for the sharded parameters of step 0 (limit 3 s): rank 1 is alive" in message
+        assert 2.5 < waited_s < 8.0
+
+
 def be_refused(rank: int) -> list[str]:
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
@@ -173,22 +201,26 @@ def be_refused(rank: int) -> list[str]:
         model = sharded(network())
         session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for _ in session.loader(Rows(12)):
-            try:
-                with session.accumulate():
-                    pass
-            except ConfigError as error:
-                messages.append(str(error))
+            for refused in (
+                session.accumulate().__enter__,
+                lambda: session.register_comm_hook(None, bf16_compress_hook),
+            ):
+                try:
+                    refused()
+                except ConfigError as error:
+                    messages.append(str(error))
             break
     return messages
 
 
 def test_what_would_leave_gradients_local_or_ranks_waiting_is_refused_by_name(ranks: GlooGroup) -> None:
     for messages in ranks.run(be_refused):
-        half, ignoring, elder, accumulate = messages
+        half, ignoring, elder, accumulate, hook = messages
         assert "call fully_shard(model) after fully_shard of its parts" in half
         assert "'1.weight' of the sharded model is in no shard" in ignoring
         assert "FSDP1" in elder
         assert "session.micro_batches" in accumulate
+        assert "reduce_dtype" in hook
 
 
 def train_without_places_to_wrap(rank: int) -> tuple[list[StepFlag], list[str]]:

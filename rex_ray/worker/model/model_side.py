@@ -36,6 +36,11 @@ from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["ModelSide"]
 
+_HOOK_OF_DDP = (
+    "session.register_comm_hook takes a hook of DDP's, and a sharded model is reduced by FSDP; give fully_shard a "
+    "MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) to reduce in fewer bits"
+)
+
 
 class ModelSide:
     """The prepared model, its backward passes and its reductions.
@@ -194,7 +199,13 @@ class ModelSide:
         return TrainStep(tracker=self._tracker, passes=passes, model=model, optimizer=optimizer)
 
     def average_by(self, hook_state: Any, hook: CommHook) -> None:
-        """Average gradients by the user's communication hook, from now on or from ``prepare`` on."""
+        """Average gradients by the user's communication hook, from now on or from ``prepare`` on.
+
+        Raises:
+            ConfigError: the model is sharded, and no DDP reduces it.
+        """
+        if self._shards is not None:
+            raise ConfigError(_HOOK_OF_DDP)
         self._user_hook = (hook_state, hook)
         if self._reduction is not None:
             self._reduction.average_by(hook_state, hook)
@@ -237,6 +248,8 @@ class ModelSide:
 
     def _sharded(self, model: nn.Module) -> nn.Module:
         """Leave the reduction to FSDP, and stop the clock in it."""
+        if self._user_hook is not None:
+            raise ConfigError(_HOOK_OF_DDP)
         refuse_mixed_gradients(self._values, model.parameters())
         self._tracker.norms.lossless = False
         if self._options.norm_interval_steps:
