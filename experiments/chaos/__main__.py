@@ -12,7 +12,8 @@ from functools import partial
 from multiprocessing import get_context
 
 from experiments._harness import Findings, Row, Settings, main, parsed_apart
-from experiments.chaos.world import FAULTS, Outcome, run_seed
+from experiments.chaos.mishaps import FAULTS
+from experiments.chaos.world import Outcome, run_seed
 from workloads.arguments import Parser, whole
 
 __all__ = ["measure", "run_all", "shrunk"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,49 +13,21 @@ from experiments.chaos.clock import Chance, Clock
 from experiments.chaos.group import Group
 from experiments.chaos.helper import StubChild
 from experiments.chaos.laws import LawBroken, Laws
+from experiments.chaos.link import GLOBAL_BATCH_SIZE, MOST_ROWS
+from experiments.chaos.mishaps import Mishaps
 from experiments.chaos.policy import Unrest
+from experiments.chaos.queue import Queue
 from rex_ray.config import RexConfig
-from rex_ray.control.events import DrainNoticed, Event, MemoryLimited, SaveAsked, SearchFailed, TrialProposed
-from rex_ray.core.observations import Observation, StepObserved, TelemetryGap
+from rex_ray.core.observations import Observation, StepObserved
 from rex_ray.core.types import Allocation
 from rex_ray.policies.registry import make_policy
 from rex_ray.train.wire import Batch
 from rex_ray.worker.data.sampler import Position
 
-__all__ = ["FAULTS", "Outcome", "Save", "World", "run_seed"]
+__all__ = ["Outcome", "Save", "World", "run_seed"]
 
-FAULTS = (
-    "actor killed",
-    "actor killed, torn",
-    "actor killed, before emit",
-    "actor slow",
-    "disk full",
-    "queue lost",
-    "queue flooded",
-    "group lost",
-    "group resized",
-    "late loss",
-    "late call",
-    "answer lost",
-    "batch lost",
-    "batch twice",
-    "late batch",
-    "slow pump",
-    "incident",
-    "outside event",
-    "stall",
-    "stray pass",
-    "helper cannot start",
-    "helper dies",
-    "helper silent",
-    "helper slow",
-    "helper stale",
-)
-"""Every kind of fault, by the name under which it can be left out."""
 
 _CALM_S = 90.0
-_MOST_QUEUED = 300
-_ASK_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,30 +72,6 @@ class Outcome:
     trace: tuple[str, ...] = ()
 
 
-class Queue:
-    """The telemetry queue: bounded, and empty when it comes back from the dead."""
-
-    def __init__(self) -> None:
-        self._held: deque[object] = deque()
-        self.is_alive = True
-
-    def put(self, batch: object) -> bool:
-        """Return whether it was taken."""
-        if self.is_alive and len(self._held) < _MOST_QUEUED:
-            self._held.append(batch)
-            return True
-        return False
-
-    def take(self, most: int) -> list[object]:
-        """Return the oldest."""
-        return [self._held.popleft() for _ in range(min(most, len(self._held)))]
-
-    def die(self) -> None:
-        """Lose everything."""
-        self.is_alive = False
-        self._held.clear()
-
-
 class _Witness:
     """Any policy, with the laws looking on; silent where a restored controller repeats what it did."""
 
@@ -157,12 +104,12 @@ class World:
         self.num_rows = self.chance.of("rows").randrange(200, 900)
         self.queue = Queue()
         self.num_groups = self.num_steps = self.num_saves = 0
-        config = RexConfig(global_batch_size=24, max_global_batch_size=64, seed=seed)
+        config = RexConfig(global_batch_size=GLOBAL_BATCH_SIZE, max_global_batch_size=MOST_ROWS, seed=seed)
         self.actor = Actor(self, config, lambda: _Witness(self, self._policy))
         self._saved = Save(position=Position(), counts=np.zeros(self.num_rows, dtype=np.int64), allocation=None)
         self.actor.start()
         self.group = self._form()
-        self.clock.after(1.0, self._mishap)
+        self.clock.after(1.0, Mishaps(self).strike)
 
     @property
     def policy(self) -> Any:
@@ -172,7 +119,7 @@ class World:
     @property
     def outboxes(self) -> list[Any]:
         """Of the living group."""
-        return self.group.outboxes
+        return self.group.link.outboxes
 
     def say(self, what: str) -> None:
         """Write a line of the trace."""
@@ -210,84 +157,8 @@ class World:
 
             self.clock.after(delay_s, deliver)
 
-    # --- faults
-
-    def _mishap(self) -> None:
-        chance = self.chance
-        if chance.strikes("actor killed", 0.02):
-            self.actor.kill()
-        if self.actor.store.doom is None:
-            for how, probability in (("torn", 0.02), ("before emit", 0.02), ("full", 0.004)):
-                if chance.strikes(f"actor killed, {how}" if how != "full" else "disk full", probability):
-                    self.actor.doomed(how)
-        if chance.strikes("actor slow", 0.02):
-            self.actor.be_slow(chance.of("actor slow").uniform(1.0, 40.0))
-        if chance.strikes("queue lost", 0.01):
-            self.say("the queue dies")
-            self.queue.die()
-            self.clock.after(chance.of("queue").uniform(0.5, 20.0), self._revive_queue)
-        if chance.strikes("queue flooded", 0.01):
-            self._flood()
-        if self.group.is_alive and chance.strikes("group lost", 0.025):
-            self._lose_group(told=True)
-        elif self.group.is_alive and chance.strikes("group resized", 0.01):
-            self._lose_group(told=False)
-        if chance.strikes("outside event", 0.05):
-            self._tell_something()
-        host = self.actor.host
-        if host is not None and host.fault is not None and chance.of("fault").random() < 0.05:
-            self.actor.kill()  # nobody but its end has a controller without a disk decide again
-        self.clock.after(1.0, self._mishap)
-
-    def _tell_something(self) -> None:
-        """What else a controller hears, of this group or of one that is gone."""
-        drawn = self.chance.of("outside")
-        generation = drawn.choice((self.group.generation, "g0"))
-        rank, step = drawn.randrange(self.group.num_ranks), self.group.position.step
-        event: Event = drawn.choice(
-            (
-                DrainNoticed(generation=generation, ranks=(rank,), left_us=30_000_000, reason="drawn"),
-                SaveAsked(generation=generation, reason="drawn"),
-                MemoryLimited(generation=generation, rank=rank, step=step, device="kind 0", num_rows=64),
-                TelemetryGap(generation=generation, last_step=step, waited_us=10_000_000),
-                SearchFailed(search_id=f"{generation}/1/24/measured/3", reason="drawn"),
-                TrialProposed(search_id=f"{generation}/1/24/measured/3", trial=1, local_batch_sizes=(24,)),
-            )
-        )
-        self.actor.call(lambda host: host.handle(event), lambda _: None, lambda: None)
-
-    def _flood(self) -> None:
-        """Foreign things fill the queue."""
-        self.say("the queue is flooded")
-        junk = self.chance.of("flood")
-        for _ in range(_MOST_QUEUED):
-            self.queue.put(junk.choice([None, 7, "no batch", {"rank": 0}, b"\x00" * 9]))
-
-    def _revive_queue(self) -> None:
-        self.queue.is_alive = True
-
-    def _lose_group(self, *, told: bool) -> None:
-        group, chance = self.group, self.chance
-        group.die()
-        self.say(f"{group.generation} ends, {'a rank was lost' if told else 'to be resized'}")
-        if not told:
-            self.clock.after(chance.of("resize").uniform(1.5, 6.0), self._reform)
-            return
-        asked_s = self.clock.now_s
-        rank = chance.of("lost").randrange(group.num_ranks)
-
-        def tell(generation: str | None) -> None:
-            if self.clock.now_s - asked_s < _ASK_LIMIT_S:
-                late_s = chance.delay_s("late loss", 0.1, 60.0, 0.3)
-                self.clock.after(late_s, lambda: self._tell_loss(generation, rank))
-
-        self.actor.call(lambda host: host.generation, tell, lambda: None)
-        self.clock.after(_ASK_LIMIT_S + chance.of("reform").uniform(0.5, 10.0), self._reform)
-
-    def _tell_loss(self, generation: str | None, rank: int) -> None:
-        self.actor.call(lambda host: host.lose(generation, {rank: "killed"}), lambda _: None, lambda: None)
-
-    def _reform(self) -> None:
+    def reform(self) -> None:
+        """Form the next group."""
         self.group = self._form()
 
     def _form(self) -> Group:

@@ -30,8 +30,8 @@ def some_journal() -> dict[str, bytes]:
             files[name] = files.get(name, b"") + data
 
     append(chunks)
-    append(journalled.handle(started()).chunks)
-    for step in range(60):
+    append(journalled.handle(started(step=1)).chunks)
+    for step in range(1, 60):
         append(journalled.handle(step_of(step, 1)).chunks)
         append(journalled.handle(Ticked(now_us=step * 300_000)).chunks)
     append(journalled.flush())

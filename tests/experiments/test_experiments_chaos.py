@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from experiments.chaos.__main__ import command, run_all, shrunk
-from experiments.chaos.world import FAULTS, Outcome, run_seed
+from experiments.chaos.mishaps import FAULTS
+from experiments.chaos.world import Outcome, run_seed
 from rex_ray.control import controller, decisions, handlers
 from rex_ray.control.assembly import StepAssembler
 from rex_ray.control.outcome import Rules
