@@ -16,7 +16,7 @@ from rex_ray.worker.data.dataloader import to_device
 from rex_ray.worker.data.make_source import is_stream
 from rex_ray.worker.data.map_style import check_map_style
 from rex_ray.worker.data.requests import Request
-from rex_ray.worker.data.stream import UnknownLengthError
+from rex_ray.worker.data.stream_end import UnknownLengthError
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.tree import slice_rows
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.core.types import Allocation, OptimizerFamily, WorkerSpec
-from rex_ray.worker.data.counts import StepCounts
-from rex_ray.worker.data.dataloader import batches_drawn_ahead, check_loader_options, num_processes
+from rex_ray.worker.data.dataloader import check_loader_options
 from rex_ray.worker.data.loader import Course, TrainLoader
-from rex_ray.worker.data.make_source import is_stream, make_stream, own_length, resume_streams
-from rex_ray.worker.data.map_style import MapSource, check_map_style
-from rex_ray.worker.data.sampler import ElasticSampler, Position
+from rex_ray.worker.data.make_source import SourceMaker, offered
+from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.data.schedule import Schedule
 from rex_ray.worker.data.source import Source
-from rex_ray.worker.data.stream import Streams, WhenToEnd
+from rex_ray.worker.data.stream_end import WhenToEnd
 from rex_ray.worker.group import joining
 from rex_ray.worker.group.asked_saves import SnapshotTurns
 from rex_ray.worker.group.side_group import SideGroup
@@ -129,26 +127,12 @@ class Feed:
                 "use session.eval_loader for other data"
             )
         check_loader_options(options)
-        streamed = is_stream(dataset, "session.loader")
-        num_rows = None if streamed else check_map_style(dataset, "session.loader")
-        if end is not None and (num_rows is not None or end not in get_args(WhenToEnd)):
-            raise ConfigError(
-                f"end={end!r} was given with a {type(dataset).__name__}: it says when an epoch of streams ends, with "
-                "'all' of them or with the 'shortest'; a map-style data set's ends with its last row"
-            )
+        offer = offered(dataset, end, options)
+        num_rows = offer.num_rows
         reference = joining.reference_batch(self._options, num_rows, self._values.size)
         self._check_restored(num_rows)
         member = joining.Member(
-            spec=spec,
-            dataset_size=num_rows,
-            # A stream is read one batch ahead of the one in the loop's hand.
-            ahead=batches_drawn_ahead(options) + int(streamed),
-            optimizer=optimizer,
-            stream=joining.StreamMember(
-                end=end or "all", num_processes=num_processes(options), length=own_length(dataset)
-            )
-            if streamed
-            else None,
+            spec=spec, dataset_size=num_rows, ahead=offer.ahead, optimizer=optimizer, stream=offer.stream
         )
         members = joining.gather_members(self._values, member)
         self.devices = tuple(member.spec.device for member in members)
@@ -158,11 +142,21 @@ class Feed:
         self._schedule = Schedule(joining.join(self._values, self._link, info, self._options))
         self.dataset_size = num_rows
         self._tracker.reference_batch = reference
-        source = (
-            self._map_source(dataset, num_rows, self._schedule, options)
-            if num_rows is not None
-            else self._stream_source(dataset, members, self._schedule, options)
+        maker = SourceMaker(
+            dataset=dataset,
+            options=options,
+            schedule=self._schedule,
+            values=self._values,
+            collective_timeout_s=self._options.collective_timeout_s,
+            by_tokens=self._options.weight_by == "tokens",
+            tell=self._tell,
         )
+        source: Source
+        if num_rows is not None:
+            source = maker.map_source(num_rows, self.seed)
+        else:
+            saved = None if self._restored is None else self._restored.get("stream")
+            source, self._tracker.position = maker.stream_source(members, self._tracker.position, saved)
         self._switch = Switch(
             group=self._control,
             link=self._link,
@@ -183,41 +177,6 @@ class Feed:
         )
         self._loader = TrainLoader(source, course)
         return self._loader
-
-    def _map_source(self, dataset: Any, num_rows: int, schedule: Schedule, options: dict[str, Any]) -> Source:
-        rank = self._values.rank
-        sampler = ElasticSampler(dataset_size=num_rows, rank=rank, seed=self.seed, schedule=schedule)
-        by_tokens = self._options.weight_by == "tokens"
-        return MapSource(dataset, sampler=sampler, rank=rank, by_tokens=by_tokens, options=options)
-
-    def _stream_source(
-        self, dataset: Any, members: Sequence[joining.Member], schedule: Schedule, options: dict[str, Any]
-    ) -> Source:
-        told = [member.stream for member in members if member.stream is not None]
-        streams = Streams(
-            rank=self._values.rank,
-            lengths=tuple(stream.length for stream in told),
-            end=told[0].end,
-            schedule=schedule,
-            counts=StepCounts(SideGroup(self._options.collective_timeout_s, self._values.presence)),
-            gather=self._values.gather_objects,
-            tell=self._tell,
-        )
-        position = self._tracker.position
-        resumed = None
-        if self._restored is not None and position.cursor:
-            found = resume_streams(self._restored["stream"], [stream.num_processes for stream in told], dataset)
-            if isinstance(found, str):
-                self._tracker.position = Position(epoch=position.epoch, step=position.step)
-                warnings.warn(
-                    f"epoch {position.epoch} begins anew, since its streams cannot go on where the save was made: "
-                    f"{found}. {position.cursor} rows of it are trained on a second time; only a map-style data set "
-                    "keeps every row to once per epoch then",
-                    stacklevel=4,
-                )
-            else:
-                resumed = found
-        return make_stream(dataset, streams, options, resumed)
 
     def _tell(self, kind: str, message: str) -> None:
         """Have what was dealt with here journalled."""

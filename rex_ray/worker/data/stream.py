@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from rex_ray.core.errors import ConfigError, DataError
+from rex_ray.core.errors import DataError
 from rex_ray.worker.data.counts import Count, StepCounts, StreamEnd
 from rex_ray.worker.data.dataloader import make_data_loader, num_processes
 from rex_ray.worker.data.failures import LOADER_FAILED, Failure
@@ -23,14 +23,13 @@ from rex_ray.worker.data.requests import ShareRequests
 from rex_ray.worker.data.sampler import Plan, Position
 from rex_ray.worker.data.schedule import Schedule
 from rex_ray.worker.data.source import Drawn
+from rex_ray.worker.data.stream_end import UnknownLengthError, WhenToEnd, account, is_over
 from rex_ray.worker.data.stream_marks import StreamMark
 from rex_ray.worker.data.stream_reader import StreamBatch
 from rex_ray.worker.measuring.timing import now_s
 from rex_ray.worker.tree import map_tensors, slice_rows
 
-__all__ = ["StreamSource", "Streams", "WhenToEnd"]
-
-WhenToEnd: TypeAlias = Literal["all", "shortest"]
+__all__ = ["StreamSource", "Streams"]
 
 _log = logging.getLogger("rex_ray")
 
@@ -151,7 +150,7 @@ class StreamSource:
             asked_s = now_s()
             counts = self._counts.read()
             self._stop_if_failed(counts, read.fetched)
-            over = self._is_over(counts)
+            over = is_over(counts, self._streams.end)
             if not over and any(count.formless for count in counts) and any(count.num_rows for count in counts):
                 self._form = self._counts.share_form(self._form)
             peers_s += now_s() - asked_s
@@ -264,10 +263,6 @@ class StreamSource:
             num_rows=tuple(count.num_rows for count in counts),
         )
 
-    def _is_over(self, counts: Sequence[Count]) -> bool:
-        exhausted = [count.exhausted for count in counts]
-        return all(exhausted) if self._streams.end == "all" else any(exhausted)
-
     def _stop_if_failed(self, counts: Sequence[Count], own: StreamBatch) -> None:
         failed = [rank for rank, count in enumerate(counts) if count.end is StreamEnd.FAILED]
         if not failed:
@@ -284,7 +279,7 @@ class StreamSource:
         self._complete = self._epoch
         self._read = self._held = None
         if self._streams.rank == 0:
-            told = _account(self._rows, counts, self._streams.lengths)
+            told = account(self._rows, counts, self._streams.lengths)
             _log.info("epoch %s ends before step %d: %s", self._epoch, self._next.step, told)
 
     def _warn_of_left_out(self, fetched: StreamBatch, step: int) -> None:
@@ -299,27 +294,6 @@ class StreamSource:
         self._streams.tell("rows_left_out", message)
 
 
-class UnknownLengthError(ConfigError, TypeError):
-    """A stream has no length. A TypeError too, so that ``list(loader)`` and progress bars do without one."""
-
-
 def empty_like(batch: Any, num_rows: int) -> Any:
     """Return a batch of ``num_rows`` rows without its rows, which keeps nothing of them in memory."""
     return map_tensors(torch.clone, slice_rows(batch, 0, 0, num_rows=num_rows))
-
-
-def _account(used: Sequence[int], counts: Sequence[Count], lengths: Sequence[int | None]) -> str:
-    """Say what became of every rank's rows, as far as anybody knows."""
-    whole = f"streams brought {', '.join(map(str, used))} rows"
-    parts = []
-    for rank, (count, rows, length) in enumerate(zip(counts, used, lengths, strict=True)):
-        if count.exhausted:
-            continue
-        if length is not None:
-            parts.append(f"{max(length - rows, 0)} rows of rank {rank}")
-        else:
-            parts.append(f"{count.num_rows} rows that rank {rank} had read, and all that it had not")
-    if not parts:
-        return f"{whole}, none left out"
-    ended = ", ".join(str(rank) for rank, count in enumerate(counts) if count.exhausted)
-    return f"{whole}; the stream of rank {ended} is exhausted, and left out are {'; '.join(parts)}"
