@@ -21,7 +21,7 @@ from scripted import Rows, ScriptedLink, opened, two_layers
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import LinkError
-from rex_ray.worker.group.last_words import Account, Heard, Word, give_account
+from rex_ray.worker.group.last_words import Account, Heard, Word, give_account, named_ranks
 from rex_ray.worker.link import IncidentRecord
 
 LIMIT_S = 1.5
@@ -83,6 +83,16 @@ def test_a_store_that_is_silent_accuses_rank_0_unless_it_said_goodbye() -> None:
     goodbye = {0: heard("y", left="has ended its loop"), 1: heard("z", waits_for="x")}
     told = give_account(2, "x", goodbye, silent_after_s=3.0, store_silent_s=18.0)
     assert told.text == "rank 0 has ended its loop; rank 1 waits as well"
+
+
+def test_ranks_are_named_as_people_do() -> None:
+    assert [named_ranks(r) for r in ([2], [0, 1], [0, 1, 2, 3], [0, 2, 5], range(0, 40, 2))] == [
+        "rank 2",
+        "ranks 0 and 1",
+        "ranks 0 to 3",
+        "ranks 0, 2 and 5",
+        "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more",
+    ]
 
 
 # --- real ranks

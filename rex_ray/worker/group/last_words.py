@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-__all__ = ["Account", "Activity", "Heard", "Word", "give_account", "seconds_text"]
+__all__ = ["Account", "Activity", "Heard", "Word", "give_account", "named_ranks", "seconds_text"]
+
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +124,10 @@ def give_account(
             elsewhere.setdefault(word.waits_for, []).append(other)
     parts = parts_silent + parts_left + parts_busy
     if never:
-        parts.insert(0, f"{_ranks(never)} {'was' if len(never) == 1 else 'were'} never heard of")
-    parts += [f"{_ranks(whose)} {_verb(whose)} for {what} instead" for what, whose in elsewhere.items()]
+        parts.insert(0, f"{named_ranks(never)} {'was' if len(never) == 1 else 'were'} never heard of")
+    parts += [f"{named_ranks(whose)} {_verb(whose)} for {what} instead" for what, whose in elsewhere.items()]
     if alike:
-        parts.append(f"{_ranks(alike)} {_verb(alike)} as well")
+        parts.append(f"{named_ranks(alike)} {_verb(alike)} as well")
     waiting = alike + [other for whose in elsewhere.values() for other in whose]
     missing = tuple(other for other in sorted(others) if other not in waiting)
     return Account(
@@ -141,12 +143,15 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words: ``rank 2``, ``ranks 0, 1 and 3``, ``ranks 0 to 15``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
     shown = [str(rank) for rank in ranks]
-    if len(shown) > 12:
-        shown = [*shown[:8], f"{len(shown) - 8} more"]
+    if len(shown) > _MOST_NAMED:
+        shown = [*shown[:_MOST_NAMED], f"{len(shown) - _MOST_NAMED} more"]
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 

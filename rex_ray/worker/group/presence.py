@@ -176,7 +176,11 @@ class Presence:
                 f"{head} and got no answer; every rank must make this call at the same place of its loop, and a rank "
                 "that died is named in its own log"
             )
-        advice = "" if not account.disagree else "; every rank must make the same calls at the same places of its loop"
+        advice = ""
+        if account.disagree:
+            advice = "; every rank must make the same calls at the same places of its loop"
+        elif not account.missing:
+            advice = "; every rank is there, so they cannot reach one another"
         self._gave_up = what
         return LinkError(f"{head}: {account.text}{advice}")
 

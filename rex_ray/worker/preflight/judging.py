@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.worker.group.last_words import named_ranks
 from rex_ray.worker.preflight.facts import WorkerFacts
 
-__all__ = ["Dtype", "Finding", "common_dtype", "judge", "named_ranks", "refuse_dtype", "refuse_mix"]
+__all__ = ["Dtype", "Finding", "common_dtype", "judge", "refuse_dtype", "refuse_mix"]
 
 Dtype: TypeAlias = Literal["bfloat16", "float16"]
 
@@ -99,15 +100,6 @@ def refuse_mix(what: str, by_rank: Sequence[str], remedy: str) -> None:
         groups.setdefault(value, []).append(rank)
     if len(groups) > 1:
         raise ConfigError(f"{what} differ between ranks: {_told(groups)}. {remedy}")
-
-
-def named_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks in words: ``rank 2``, ``ranks 0, 1 and 3``, ``ranks 0 to 15``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"ranks {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]}"
 
 
 def _major_minor(text: str) -> str:

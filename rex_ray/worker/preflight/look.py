@@ -141,11 +141,11 @@ def _reduced_twice(device: torch.device) -> float:
 def _with_advice(error: LinkError, backend: str) -> LinkError:
     if backend != "nccl":
         return LinkError(
-            f"{error}. If every rank is there, they cannot reach one another: look at firewalls between the nodes, and "
-            "name the network interface with GLOO_SOCKET_IFNAME"
+            f"{error}. Where every rank is there, look at firewalls between the nodes, and name the network interface "
+            "with GLOO_SOCKET_IFNAME"
         )
     return LinkError(
-        f"{error}. If every rank is there, set NCCL_DEBUG=INFO to see where it stops, name the interface with "
+        f"{error}. Where every rank is there, set NCCL_DEBUG=INFO to see where it stops, name the interface with "
         "NCCL_SOCKET_IFNAME, and try NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1"
     )
 
