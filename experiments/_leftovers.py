@@ -13,8 +13,8 @@ from ray.util import placement_group_table
 
 __all__ = ["leftovers", "search_helpers", "wait_for_no_leftovers"]
 
-_RAYS_SINGLETONS = {"AutoscalingCoordinator"}
-"""Ray Train's own, one per cluster and for ever."""
+_RAYS_SINGLETONS = {"AutoscalingCoordinator", "datasets_stats_actor"}
+"""Ray's own, one per cluster and for ever."""
 
 _PROCESSES = ("ray::RayTrainWorker", "ray::TrainController", "ray::ControlActor", "ray::_QueueActor")
 

@@ -19,11 +19,11 @@ from train_harness import (
     counting_loop,
     journal_of,
     queue_actor,
-    search_helpers,
     steps_of,
     wait_for,
 )
 
+from experiments._leftovers import search_helpers
 from rex_ray import RexConfig, RexTrainer
 from rex_ray.control.events import RunEnded, SearchFailed, SearchFinished
 from rex_ray.control.notes import Decided

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +11,10 @@ from typing import Any
 
 import ray
 import torch
-from ray.util import placement_group_table
 from torch import nn
 from torch.utils.data import Dataset
 
+from experiments._leftovers import leftovers
 from rex_ray import get_session
 from rex_ray.control.events import StepObserved
 from rex_ray.control.journal import Journal
@@ -26,9 +24,6 @@ from rex_ray.train.journal_files import read_files
 
 SECONDS_PER_ROW = {"T4": 0.002, "V100": 0.001}
 ROWS, BATCH = 320, 32
-
-# Ray's own, one per cluster and for ever.
-RAYS_SINGLETONS = {"AutoscalingCoordinator", "datasets_stats_actor"}
 
 
 class RowIds(Dataset[int]):
@@ -104,35 +99,6 @@ def wait_for(what: Callable[[], Any], limit_s: float, name: str) -> Any:
     while not (found := what()):
         assert time.monotonic() < deadline, f"{name} did not happen within {limit_s} s"
         time.sleep(0.1)
-    return found
-
-
-def leftovers() -> list[str]:
-    """Actors, placement groups and workers' processes that are still there."""
-    actors = ray._private.state.actors().values()
-    alive = [a["ActorClassName"] for a in actors if a["State"] != "DEAD" and a["Name"] not in RAYS_SINGLETONS]
-    groups = [str(g["placement_group_id"]) for g in placement_group_table().values() if g["state"] != "REMOVED"]
-    return alive + groups + _train_processes() + search_helpers()
-
-
-def _train_processes() -> list[str]:
-    """Processes of a training run on this cluster; other clusters may share the machine."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(None, 2) for line in table.splitlines()]
-    raylets = {pid for pid, _, args in rows if os.environ["RAY_TMPDIR"] in args}
-    names = ("ray::RayTrainWorker", "ray::TrainController", "ray::ControlActor", "ray::_QueueActor")
-    return [args for _, parent, args in rows if parent in raylets and args.startswith(names)]
-
-
-def search_helpers() -> list[str]:
-    """Search helpers of this cluster's control actors, whose environment they inherit."""
-    mark = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if b"rex_ray.search.helper_main" in words and mark in (process / "environ").read_bytes().split(b"\0"):
-                found.append(f"search helper {process.name}")
     return found
 
 
