@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,3 +121,14 @@ def test_d9_a_batch_that_grew_beyond_what_fits_is_cut_and_one_that_never_fits_is
     with pytest.raises(InfeasibleError, match=r"60 rows does not fit.*T4 is given at most 15.*session\.train_step"):
         driver.handle(group("h"))
     assert driver.journalled.controller.state is before
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_d9_a_limit_between_two_multiples_is_kept_in_multiples(policy: str) -> None:
+    driver = Driver(policy)
+    driver.handle(out_of_memory(25))
+    event = group("g", rows=64)
+    first = driver.begin(replace(event, problem=replace(event.problem, local_batch_multiple=8)))
+    for allocation in driver.run("g", first, range(60)):
+        assert allocation.local_batch_sizes[1] == 8
+        assert not any(rows % 8 for rows in allocation.local_batch_sizes)
