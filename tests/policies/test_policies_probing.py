@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,6 +93,15 @@ def test_probes_that_nobody_runs_do_not_keep_the_plan_back():
     assert last.search_id is None
     assert last.predicted_gain is not None
     assert last.predicted_gain > 0.1
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.sampled_from([1, 3, 8]))
+def test_in_multiples_probes_are_multiples(units, multiple):
+    shares = tuple(multiple * unit for unit in units)
+    problem = group(["T4", "V100", "T4", "A100", "V100", "T4", "T4"][: len(units)], max(sum(shares), multiple))
+    for probe in mirrored_probes(replace(problem, local_batch_multiple=multiple), shares):
+        assert sum(probe) == sum(shares)
+        assert all(rows % multiple == 0 for rows in probe)
 
 
 # ------------------------------------------------------------------ memory

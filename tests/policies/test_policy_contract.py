@@ -245,6 +245,22 @@ def cheap_rows(step: int, sizes: tuple[int, ...]) -> list[float]:
 
 
 @every_policy
+def test_in_multiples_nothing_else_is_ever_proposed(name, options):
+    """Over hundreds of steps, in which shares come to and fro and the batch grows."""
+    policy, multiple = build(name, options), 6
+    problem = group(["T4", "T4", "V100", "V100"], 97 * multiple)
+    problem = replace(problem, max_global_batch_size=291 * multiple + 3, local_batch_multiple=multiple)
+    own_us = cheap_rows if name in GROWING else speeds
+    measure = measured if name in GROWING or options else unmeasured
+    history = live(policy, problem, own_us, num_steps=400, lag_steps=2, measure=measure)
+    asked = [judged.proposal for judged in history if judged.proposal is not None]
+    for proposal in asked:
+        assert_fits(proposal, problem, proposal.global_batch_size)
+        assert proposal.global_batch_size <= problem.max_global_batch_size
+    assert asked or name == "bsp"
+
+
+@every_policy
 @pytest.mark.parametrize("delay", [3, 12])
 def test_a_veto_only_delays(name, options, delay):
     """A proposal that is held back for a while leads to the same shares in the same order as one applied at once."""
