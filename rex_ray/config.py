@@ -273,7 +273,7 @@ class RexConfig:
         """
         try:
             values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no text, or no date
             raise ConfigError(f"cannot read the configuration {str(path)!r}: {error}") from error
         if not isinstance(values, Mapping):
             raise ConfigError(
