@@ -57,37 +57,38 @@ class Mishaps:
 
     def strike(self) -> None:
         """See what befalls the run in this second, and again in the next."""
-        chance = self._world.chance
+        world, chance = self._world, self._world.chance
         if chance.strikes("actor killed", 0.02):
-            self._world.actor.kill()
-        if self._world.actor.store.doom is None:
+            world.actor.kill()
+        if world.actor.store.doom is None:
             for how, probability in (("torn", 0.02), ("before emit", 0.02), ("full", 0.004)):
                 if chance.strikes(f"actor killed, {how}" if how != "full" else "disk full", probability):
-                    self._world.actor.doomed(how)
+                    world.actor.doomed(how)
         if chance.strikes("actor slow", 0.02):
-            self._world.actor.be_slow(chance.of("actor slow").uniform(1.0, 40.0))
+            world.actor.be_slow(chance.of("actor slow").uniform(1.0, 40.0))
         if chance.strikes("queue lost", 0.01):
-            self._world.say("the queue dies")
-            self._world.queue.die()
-            self._world.clock.after(chance.of("queue").uniform(0.5, 20.0), self._revive_queue)
+            world.say("the queue dies")
+            world.queue.die()
+            world.clock.after(chance.of("queue").uniform(0.5, 20.0), self._revive_queue)
         if chance.strikes("queue flooded", 0.01):
             self._flood()
-        if self._world.group.is_alive and chance.strikes("group lost", 0.025):
+        if world.group.is_alive and chance.strikes("group lost", 0.025):
             self._lose_group(told=True)
-        elif self._world.group.is_alive and chance.strikes("group resized", 0.01):
+        elif world.group.is_alive and chance.strikes("group resized", 0.01):
             self._lose_group(told=False)
         if chance.strikes("outside event", 0.05):
             self._tell_something()
-        host = self._world.actor.host
+        host = world.actor.host
         if host is not None and host.fault is not None and chance.of("fault").random() < 0.05:
-            self._world.actor.kill()  # nobody but its end has a controller without a disk decide again
-        self._world.clock.after(1.0, self.strike)
+            world.actor.kill()  # nobody but its end has a controller without a disk decide again
+        world.clock.after(1.0, self.strike)
 
     def _tell_something(self) -> None:
         """What else a controller hears, of this group or of one that is gone."""
-        drawn = self._world.chance.of("outside")
-        generation = drawn.choice((self._world.group.generation, "g0"))
-        rank, step = drawn.randrange(self._world.group.num_ranks), self._world.group.position.step
+        world = self._world
+        drawn = world.chance.of("outside")
+        generation = drawn.choice((world.group.generation, "g0"))
+        rank, step = drawn.randrange(world.group.num_ranks), world.group.position.step
         event: Event = drawn.choice(
             (
                 DrainNoticed(generation=generation, ranks=(rank,), left_us=30_000_000, reason="drawn"),
@@ -98,7 +99,7 @@ class Mishaps:
                 TrialProposed(search_id=f"{generation}/1/24/measured/3", trial=1, local_batch_sizes=(24,)),
             )
         )
-        self._world.actor.call(lambda host: host.handle(event), lambda _: None, lambda: None)
+        world.actor.call(lambda host: host.handle(event), lambda _: None, lambda: None)
 
     def _flood(self) -> None:
         """Foreign things fill the queue."""
@@ -114,20 +115,20 @@ class Mishaps:
         world = self._world
         group, chance = world.group, world.chance
         group.die()
-        self._world.say(f"{group.generation} ends, {'a rank was lost' if told else 'to be resized'}")
+        world.say(f"{group.generation} ends, {'a rank was lost' if told else 'to be resized'}")
         if not told:
-            self._world.clock.after(chance.of("resize").uniform(1.5, 6.0), self._world.reform)
+            world.clock.after(chance.of("resize").uniform(1.5, 6.0), world.reform)
             return
-        asked_s = self._world.clock.now_s
+        asked_s = world.clock.now_s
         rank = chance.of("lost").randrange(group.num_ranks)
 
         def tell(generation: str | None) -> None:
-            if self._world.clock.now_s - asked_s < _ASK_LIMIT_S:
+            if world.clock.now_s - asked_s < _ASK_LIMIT_S:
                 late_s = chance.delay_s("late loss", 0.1, 60.0, 0.3)
-                self._world.clock.after(late_s, lambda: self._tell_loss(generation, rank))
+                world.clock.after(late_s, lambda: self._tell_loss(generation, rank))
 
-        self._world.actor.call(lambda host: host.generation, tell, lambda: None)
-        self._world.clock.after(_ASK_LIMIT_S + chance.of("reform").uniform(0.5, 10.0), self._world.reform)
+        world.actor.call(lambda host: host.generation, tell, lambda: None)
+        world.clock.after(_ASK_LIMIT_S + chance.of("reform").uniform(0.5, 10.0), world.reform)
 
     def _tell_loss(self, generation: str | None, rank: int) -> None:
         self._world.actor.call(lambda host: host.lose(generation, {rank: "killed"}), lambda _: None, lambda: None)
