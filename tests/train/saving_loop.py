@@ -78,6 +78,7 @@ def score(model: nn.Module) -> float:
 
 def saving_loop(config: dict[str, Any]) -> None:
     session, flags = get_session(), Path(config["flags"])
+    (flags / f"run-{session._saves._rank.snapshots._place.run}").touch()
     bare = Weights()
     model, optimizer = session.prepare(bare, optimizer_of(bare))
     loader = session.loader(RowIds())
