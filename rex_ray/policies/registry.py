@@ -78,8 +78,9 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy[A
 
 
 def _builder(name: str) -> Callable[..., Policy[Any]]:
-    if name not in _BUILDERS:
-        raise ConfigError(f"unknown policy {name!r}{nearest_name_hint(name, _BUILDERS)}")
+    # Of a file the name may be anything, also what is no key.
+    if not isinstance(name, str) or name not in _BUILDERS:
+        raise ConfigError(f"unknown policy {name!r}{nearest_name_hint(str(name), _BUILDERS)}")
     return _BUILDERS[name]
 
 
