@@ -256,6 +256,14 @@ def test_a_large_gradient_whose_square_overflows_is_finite() -> None:
     assert not any(StepFlag.SKIPPED in record.flags for record in link.steps)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_largest_entry_is_not_finite_where_one_is_not_and_nothing_overflows(value: float) -> None:
+    gradients = [torch.full((1000,), 1e38), torch.ones(7, 3, dtype=torch.float64), torch.zeros(0)]
+    assert float(non_finite.largest_entry(gradients)) == pytest.approx(1e38)
+    gradients[1][3, 2] = value
+    assert not math.isfinite(float(non_finite.largest_entry(gradients)))
+
+
 class ReadLate(DeferredScalar):
     """A scalar of a device that is never ready by itself; whoever needs it waits."""
 

@@ -30,7 +30,7 @@ from rex_ray.worker.measuring.probes import DeferredScalar, squared_norm, total_
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 
-__all__ = ["LAG_UPDATES", "MOST_SKIPPED", "NonFiniteGuard", "OnNonFinite"]
+__all__ = ["LAG_UPDATES", "MOST_SKIPPED", "NonFiniteGuard", "OnNonFinite", "largest_entry"]
 
 OnNonFinite: TypeAlias = Literal["stop", "skip", "ignore"]
 
@@ -126,7 +126,7 @@ class NonFiniteGuard:
             return
         # Of shards each rank sees its own: whether one is bad is agreed on at once, or ranks would part.
         if self._policy == "stop" and reads_late(gradients[0]) and not self._sharded:
-            size = DeferredScalar(_largest(gradients))
+            size = DeferredScalar(largest_entry(gradients))
             self._doubt(_Doubt(step=step.plan.step, signs=_signs(step), size=size), late=True)
             return
         if not self._is_bad(gradients):
@@ -284,7 +284,7 @@ def _is_finite(gradient: torch.Tensor) -> bool:
     return bool(torch.isfinite(values).all())
 
 
-def _largest(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+def largest_entry(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the largest entry's size, NaN if one is NaN, in a few launches; nothing in it can overflow."""
     dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
     by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
