@@ -19,11 +19,13 @@ from experiments._harness import bootstrap_median
 from experiments._overhead_loops import LEARNING_RATE, LOCAL_ROWS, WIDTH, layered_net, train_step
 from rex_ray.core.types import Allocation
 from rex_ray.worker.data.sampler import Plan
+from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.measuring.probes import RecordQueue
 from rex_ray.worker.measuring.timing import now_s
 from rex_ray.worker.model.comm_hook import Reduction, reduce_bucket
 from rex_ray.worker.model.guard import ReplicaGuard
 from rex_ray.worker.model.optimizer_hooks import OptimizerHooks
+from rex_ray.worker.model.thawed import ThawedGradients
 from rex_ray.worker.model.weighting import OutputWeights
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.tracker import StepTracker
@@ -76,11 +78,12 @@ class _Variant:
         if num_parts > 1:
             group = dist.group.WORLD
             assert group is not None, "the process group was initialised"
-            model.register_comm_hook(Reduction(self._tracker, group), reduce_bucket)
+            reduction = Reduction(self._tracker, group, Presence(0, 1, 60.0), ThawedGradients(self._net))
+            model.register_comm_hook(reduction, reduce_bucket)
         self._model = model
         self._optimizer = torch.optim.SGD(self._net.parameters(), lr=LEARNING_RATE)
         if num_parts > 1:
-            OptimizerHooks(self._tracker, ReplicaGuard(self._net, frozen_matters=True)).install(self._optimizer)
+            OptimizerHooks(self._tracker, ReplicaGuard(self._net)).install(self._optimizer)
         self._inputs = torch.randn(LOCAL_ROWS, WIDTH)
         # A quarter of the rows, so that the weight is not 1 and has to be multiplied.
         allocation = Allocation(version=0, local_batch_sizes=(LOCAL_ROWS, 3 * LOCAL_ROWS))

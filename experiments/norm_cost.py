@@ -25,6 +25,7 @@ from experiments._overhead_loops import LEARNING_RATE, WIDTH, layered_net
 from rex_ray.core.measuring import INTERVAL_STEPS
 from rex_ray.core.types import Allocation, FloatArray
 from rex_ray.worker.data.sampler import Plan
+from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.measuring.probes import RecordQueue
 from rex_ray.worker.measuring.timing import now_s
@@ -32,6 +33,7 @@ from rex_ray.worker.model.comm_hook import Reduction, reduce_bucket
 from rex_ray.worker.model.microbatch import Gradients
 from rex_ray.worker.model.optimizer_hooks import OptimizerHooks
 from rex_ray.worker.model.preconditioner import AdamPreconditioner
+from rex_ray.worker.model.thawed import ThawedGradients
 from rex_ray.worker.model.weighting import OutputWeights
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.tracker import StepTracker
@@ -117,7 +119,8 @@ class _Variant:
         OutputWeights(self._tracker, by_tokens=False, complete=None).install(self._model)
         group = dist.group.WORLD
         assert group is not None, "the process group was initialised"
-        self._model.register_comm_hook(Reduction(self._tracker, group), reduce_bucket)
+        reduction = Reduction(self._tracker, group, Presence(0, 1, 60.0), ThawedGradients(net))
+        self._model.register_comm_hook(reduction, reduce_bucket)
         OptimizerHooks(self._tracker, None).install(self._optimizer)
         self._gradients = Gradients(tracker=self._tracker, group=SideGroup(60.0), by_tokens=False, model=self._model)
         self._inputs = torch.randn(LOCAL_ROWS, WIDTH)
