@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 def test_shares_of_one_to_three_use_every_row_of_ray_data_once_per_epoch_and_end_together(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    blocks = ray.data.range(ROWS, override_num_blocks=40)
+    blocks = ray.data.from_items([{"id": row} for row in range(ROWS)], override_num_blocks=40)
     trainer = RexTrainer(
         counting_shard_loop,
         train_loop_config={"num_epochs": 2},

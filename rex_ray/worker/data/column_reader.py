@@ -95,7 +95,9 @@ class ColumnReader:
                     break
                 self._left.append(dict(piece))
             piece = self._left.popleft()
-            size = len(next(iter(piece.values()))) if piece else 0
+            size = len(next(iter(piece.values()), ()))
+            if not size:
+                continue
             parts.append({name: column[:missing] for name, column in piece.items()})
             if size > missing:
                 self._left.append({name: column[missing:] for name, column in piece.items()})
