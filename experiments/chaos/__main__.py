@@ -33,10 +33,15 @@ def run_all(seeds: Sequence[int], num_events: int, without: frozenset[str], num_
 
 def shrunk(outcome: Outcome, num_events: int, without: frozenset[str]) -> tuple[Outcome, frozenset[str]]:
     """Leave out every kind of fault without which the seed still breaks a law; return its last run and what is left."""
-    for fault in FAULTS:
-        tried = _run_quietly(outcome.seed, num_events=num_events, without=without | {fault})
+    waiting = [tuple(fault for fault in FAULTS if fault not in without)]
+    while waiting:
+        faults = waiting.pop()
+        tried = _run_quietly(outcome.seed, num_events=num_events, without=without | {*faults})
         if tried.broken is not None:
-            outcome, without = tried, without | {fault}
+            outcome, without = tried, without | {*faults}
+        elif len(faults) > 1:
+            middle = len(faults) // 2
+            waiting += [faults[:middle], faults[middle:]]
     return outcome, without
 
 

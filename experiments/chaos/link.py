@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rex_ray.control.events import GroupStarted
-from rex_ray.core.errors import RexError
+from rex_ray.core.errors import InfeasibleError, RexError
 from rex_ray.core.types import Allocation, Problem, WorkerSpec
 from rex_ray.train.listener import Listener
 from rex_ray.train.outbox import Outbox
@@ -102,6 +102,8 @@ class Link:
         def act(host: Any) -> Allocation | None:
             try:
                 return host.join(event) if self._is_alive else None  # type: ignore[no-any-return]
+            except InfeasibleError:
+                raise  # no group here is too large for its workers
             except RexError:
                 return None
 

@@ -93,7 +93,7 @@ class Mishaps:
             (
                 DrainNoticed(generation=generation, ranks=(rank,), left_us=30_000_000, reason="drawn"),
                 SaveAsked(generation=generation, reason="drawn"),
-                MemoryLimited(generation=generation, rank=rank, step=step, device="kind 0", num_rows=64),
+                MemoryLimited(generation=generation, rank=rank, step=step, device="kind 0", num_rows=1000),
                 TelemetryGap(generation=generation, last_step=step, waited_us=10_000_000),
                 SearchFailed(search_id=f"{generation}/1/24/measured/3", reason="drawn"),
                 TrialProposed(search_id=f"{generation}/1/24/measured/3", trial=1, local_batch_sizes=(24,)),
