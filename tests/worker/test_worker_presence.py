@@ -165,6 +165,12 @@ def all_that_can_happen(rank: int) -> dict[str, list[Any]]:
             next(board._sessions)
     meet()
 
+    own = dist.new_group(timeout=timedelta(seconds=LIMIT_S))
+    with told_in_time() as happened["own collective"], opened(**limits):
+        if rank != 1:
+            dist.all_reduce(torch.ones(1), group=own)
+    meet()
+
     happened |= stopped(rank, limits)
     return happened
 
@@ -270,6 +276,12 @@ class TestWaits:
             (said,) = [text for text in caught if "process group" in text]
             assert "limit of 77 s" in said
             assert f"collective_timeout_s={LIMIT_S:g}" in said
+
+    def test_an_error_of_the_loops_own_collective_says_for_whom_it_waited(self, mishaps: Any) -> None:
+        for rank in (0, 2):
+            message, _ = mishaps("own collective")[rank]
+            assert "for a collective of the loop's own" in message
+            assert "rank 1 has ended its loop" in message
 
     def test_a_rank_that_raised_is_named_with_its_error_and_nobody_waits_out_the_limit(self, mishaps: Any) -> None:
         (zero, _), nothing, (two, _) = mishaps("raises")
