@@ -42,8 +42,10 @@ def test_what_is_no_profile_is_refused_in_words(change, words):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["device", "num_rows", "own_s", "weights", "x"]), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["device", "num_rows", "own_s", "weights", "x"]), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
