@@ -66,9 +66,9 @@ def read_journal(files: Mapping[str, bytes]) -> Journal:
     """
     try:
         return _read(files)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError, struct.error, zlib.error) as error:
-        if isinstance(error, CodecError):
-            raise
+    except CodecError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error, zlib.error) as error:
         # Whole by its checksums, and still not what this version writes: no file of ours.
         raise CodecError(f"the journal holds what no rex_ray wrote: {error!r}") from error
 
