@@ -20,11 +20,13 @@ from experiments._overhead_loops import LEARNING_RATE, LOCAL_ROWS, WIDTH, layere
 from rex_ray.core.types import Allocation
 from rex_ray.worker.data.sampler import Plan
 from rex_ray.worker.group.presence import Presence
+from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.measuring.probes import RecordQueue
 from rex_ray.worker.measuring.timing import now_s
-from rex_ray.worker.model.comm_hook import Reduction, reduce_bucket
+from rex_ray.worker.model.comm_hook import Reduction
 from rex_ray.worker.model.guard import ReplicaGuard
-from rex_ray.worker.model.optimizer_hooks import OptimizerHooks
+from rex_ray.worker.model.non_finite import NonFiniteGuard
+from rex_ray.worker.model.optimizer_hooks import BeforeUpdate, OptimizerHooks
 from rex_ray.worker.model.thawed import ThawedGradients
 from rex_ray.worker.model.weighting import OutputWeights
 from rex_ray.worker.options import WorkerOptions
@@ -33,7 +35,7 @@ from rex_ray.worker.tracker import StepTracker
 __all__ = ["measure_parts"]
 
 NORM_INTERVAL = WorkerOptions(global_batch_size=1).norm_interval_steps
-PARTS = ("weights", "stamp and optimizer hooks", "norms")
+PARTS = ("weights", "stamp and optimizer hooks", "look for what is not finite", "norms")
 
 
 def measure_parts(num_rounds: int, seed: int) -> dict[str, tuple[float, float, float]]:
@@ -65,7 +67,8 @@ class _Variant:
     """A training step with the first ``num_parts`` parts."""
 
     def __init__(self, num_parts: int) -> None:
-        self._takes_norms = num_parts > 2
+        self._takes_norms = num_parts > 3
+        looks = num_parts > 2
         options = WorkerOptions(global_batch_size=4 * LOCAL_ROWS, norm_interval_steps=int(self._takes_norms))
         self._net = layered_net()
         model = DistributedDataParallel(self._net, gradient_as_bucket_view=True)
@@ -74,20 +77,32 @@ class _Variant:
         )
         self._tracker.norms.parameters = list(self._net.parameters())
         if num_parts > 0:
-            OutputWeights(self._tracker, by_tokens=False, complete=None).install(model)
+            OutputWeights(self._tracker, by_tokens=False, complete=None, notes_gradient=looks).install(model)
+        checks: list[BeforeUpdate] = []
         if num_parts > 1:
             group = dist.group.WORLD
             assert group is not None, "the process group was initialised"
             reduction = Reduction(self._tracker, group, Presence(0, 1, 60.0), ThawedGradients(self._net))
-            model.register_comm_hook(reduction, reduce_bucket)
+            reduction.install(model)
+            if looks:
+                checks.append(self._look_at(reduction))
         self._model = model
         self._optimizer = torch.optim.SGD(self._net.parameters(), lr=LEARNING_RATE)
         if num_parts > 1:
-            OptimizerHooks(self._tracker, ReplicaGuard(self._net)).install(self._optimizer)
+            OptimizerHooks(self._tracker, ReplicaGuard(self._net), checks=checks).install(self._optimizer)
         self._inputs = torch.randn(LOCAL_ROWS, WIDTH)
         # A quarter of the rows, so that the weight is not 1 and has to be multiplied.
         allocation = Allocation(version=0, local_batch_sizes=(LOCAL_ROWS, 3 * LOCAL_ROWS))
         self._plan = Plan(step=0, epoch=0, cursor=0, allocation=allocation, num_rows=allocation.local_batch_sizes)
+
+    def _look_at(self, reduction: Reduction) -> BeforeUpdate:
+        return NonFiniteGuard(
+            tracker=self._tracker,
+            group=SideGroup(60.0),
+            policy="stop",
+            model=self._net,
+            reduced=reduction.flat_gradients,
+        ).before_update
 
     def step(self) -> float:
         """Run one step; return its seconds.

@@ -303,3 +303,22 @@ def test_b8_a_device_is_asked_late_but_before_a_save(ranks: GlooGroup) -> None:
     for error, steps, num_saves in ranks.run(stop_late, True):
         assert "step 5" in error
         assert (steps, num_saves) == (6, 5), "the save after the poisoned update was not made"
+
+
+def test_a_mean_over_no_tokens_is_no_fault() -> None:
+    link = ScriptedLink()
+    with opened(link, weight_by="tokens") as session:
+        model = two_layers()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        net, optimizer, scaler = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler)
+        for batch in session.loader(Rows(36)):
+            optimizer.zero_grad()
+            # The second step's overflow asks every rank for its loss.
+            factor = math.inf if session.step == 1 else 1.0
+            model[2].bias.register_hook(lambda gradient, factor=factor: gradient * factor)
+            for k, (_, inputs, targets) in enumerate(session.micro_batches(batch, 2, weight=5)):
+                session.backward(F.mse_loss(net(inputs), targets) * (math.nan if k == 0 else 1.0), weight=5 * k)
+            scaler.step(optimizer)
+            scaler.update()
+    assert [StepFlag.SKIPPED in record.flags for record in link.steps][:2] == [False, True]
+    assert all(record.loss is not None for record in link.steps)

@@ -144,7 +144,7 @@ class Gradients:
         part, whole = float(rows), float(step.num_rows)
         if step.tokens is not None and step.call_tokens is not None:
             part, whole = step.call_tokens, step.tokens
-        if whole <= 0 or step.own_chunks:
-            return
+        if part <= 0 or whole <= 0 or step.own_chunks:
+            return  # a mean over nothing is NaN, and weighs nothing
         share = loss.detach().reshape(()) * (part / whole)
         step.loss = share if step.loss is None else step.loss + share
