@@ -15,7 +15,7 @@ from torch import nn
 from rex_ray.core.errors import RexError
 from rex_ray.core.types import StepFlag
 from rex_ray.worker.data.sampler import epoch_order
-from rex_ray.worker.model import non_finite
+from rex_ray.worker.model import gradient_looks, non_finite
 from rex_ray.worker.model.replica_check import hash_of
 
 pytestmark = [
@@ -60,9 +60,9 @@ def test_b8_a_card_stops_two_updates_late_but_before_a_save_and_skips_at_once() 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_the_largest_entry_is_not_finite_where_one_is_not(dtype: torch.dtype, value: float) -> None:
     gradients = [torch.ones(1000, device="cuda", dtype=dtype), torch.ones(7, 3, device="cuda", dtype=dtype)]
-    assert float(non_finite.largest_entry(gradients)) == 1.0
+    assert float(gradient_looks.largest_entry(gradients)) == 1.0
     gradients[1][3, 2] = value
-    assert not math.isfinite(float(non_finite.largest_entry(gradients)))
+    assert not math.isfinite(float(gradient_looks.largest_entry(gradients)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])

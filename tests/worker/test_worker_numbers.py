@@ -19,7 +19,7 @@ from rex_ray.core.types import StepFlag
 from rex_ray.worker.data.sampler import epoch_order
 from rex_ray.worker.link import IncidentRecord
 from rex_ray.worker.measuring.probes import DeferredScalar
-from rex_ray.worker.model import non_finite
+from rex_ray.worker.model import gradient_looks, non_finite
 
 SIZES = (2, 3, 7)
 POISONED_STEP, POISONED_RANK, NUM_STEPS = 7, 2, 12
@@ -259,9 +259,9 @@ def test_a_large_gradient_whose_square_overflows_is_finite() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_the_largest_entry_is_not_finite_where_one_is_not_and_nothing_overflows(value: float) -> None:
     gradients = [torch.full((1000,), 1e38), torch.ones(7, 3, dtype=torch.float64), torch.zeros(0)]
-    assert float(non_finite.largest_entry(gradients)) == pytest.approx(1e38)
+    assert float(gradient_looks.largest_entry(gradients)) == pytest.approx(1e38)
     gradients[1][3, 2] = value
-    assert not math.isfinite(float(non_finite.largest_entry(gradients)))
+    assert not math.isfinite(float(gradient_looks.largest_entry(gradients)))
 
 
 class ReadLate(DeferredScalar):

@@ -78,6 +78,8 @@ def train_short_of_memory(
     part, own_optimizer = scarce_part(net), torch.optim.SGD(alone.parameters(), lr=0.1)
 
     def loss_of(model: nn.Module, rows: Batch) -> torch.Tensor:
+        if where == "before the model":
+            check(len(rows[1]), part.most_rows)
         output = model(rows[1])
         if where == "loss":
             check(len(output), part.most_rows)
@@ -99,8 +101,16 @@ def train_short_of_memory(
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
-@pytest.mark.parametrize("where", ["forward", "loss", "backward"])
+@pytest.mark.parametrize(
+    ("where", "wrapping"),
+    [
+        ("before the model", "buffers broadcast, gradients copied"),
+        ("forward", "buffers broadcast, gradients copied"),
+        ("forward", "the session's own DDP"),
+        ("loss", "many buckets"),
+        *(("backward", wrapping) for wrapping in WRAPPINGS),
+    ],
+)
 def test_d9_memory_that_runs_out_in_place_is_retried_exactly_while_the_others_wait(
     ranks: GlooGroup, where: str, wrapping: str
 ) -> None:

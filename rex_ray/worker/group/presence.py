@@ -204,8 +204,8 @@ class Presence:
 
     def _run(self) -> None:
         while True:
-            stopping = self._stopping  # looked at before the word, so that the last one is said
             self._wake.clear()
+            stopping = self._stopping  # looked at before the word, so that the last one is said
             self._asked_s = now_s()
             try:
                 self._speak()

@@ -9,14 +9,13 @@ from torch import nn
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.worker.model.compiling import Hook
+from rex_ray.worker.model.listing import listed
 from rex_ray.worker.step import StepInfo
 
 __all__ = ["BackwardUpdates"]
 
 _WATCHED_STEPS = 2
 """Such a loop does it from its first backward pass on; looking is then no longer worth its time."""
-
-_MOST_NAMES = 3
 
 
 class BackwardUpdates:
@@ -56,12 +55,11 @@ class BackwardUpdates:
         self._versions = None
         self._left -= 1
         if changed:
-            more = len(changed) - _MOST_NAMES
-            listed = ", ".join(changed[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
             raise ConfigError(
-                f"step {info.step}: {listed} changed within the backward pass, before DDP averaged its gradient over "
-                "ranks (an optimizer that steps in a parameter's hook), so replicas would drift apart; step the "
-                "optimizer after the backward pass, or shard the model with fully_shard, whose hooks see the average"
+                f"step {info.step}: {listed(changed)} changed within the backward pass, before DDP averaged its "
+                "gradient over ranks (an optimizer that steps in a parameter's hook), so replicas would drift apart; "
+                "step the optimizer after the backward pass, or shard the model with fully_shard, whose hooks see the "
+                "average"
             )
 
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:

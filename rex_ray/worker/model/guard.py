@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from rex_ray.core.errors import RexError
+from rex_ray.worker.model.listing import listed
 from rex_ray.worker.step import StepInHand
 
 __all__ = ["ReplicaGuard"]
@@ -30,14 +31,9 @@ class ReplicaGuard:
         """
         if step.backward_seen and not step.num_reductions:
             unused = [name for name, p in self._parameters if p.requires_grad and p.grad is None]
-            reason = f" because no gradient reached {_listed(unused)}" if unused else ""
+            reason = f" because no gradient reached {listed(unused, _MOST_NAMES)}" if unused else ""
             raise RexError(
                 f"step {step.plan.step}: the optimizer steps, but its gradient was not averaged over ranks{reason}; "
                 "use every parameter in the loss, or prepare DistributedDataParallel(model, "
                 "find_unused_parameters=True); after no_sync or session.accumulate, run the last backward pass outside"
             )
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -195,7 +195,7 @@ class ModelSide:
             retries=self._options.on_out_of_memory == "retry",
             beyond_retry=lambda: reduction is not None and reduction.beyond_retry,
         )
-        hooks.append(passes.hook)
+        hooks += passes.hooks
         return TrainStep(tracker=self._tracker, passes=passes, model=model, optimizer=optimizer)
 
     def average_by(self, hook_state: Any, hook: CommHook) -> None:

@@ -25,12 +25,15 @@ from torch import nn
 
 from rex_ray.core.errors import RexError
 from rex_ray.core.types import StepFlag
+from rex_ray.worker.group.last_words import named_ranks
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.measuring.probes import DeferredScalar, squared_norm, total_squared_norm
+from rex_ray.worker.model.gradient_looks import is_finite, largest_entry, local_part, reads_late
+from rex_ray.worker.model.listing import listed
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 
-__all__ = ["LAG_UPDATES", "MOST_SKIPPED", "NonFiniteGuard", "OnNonFinite", "largest_entry"]
+__all__ = ["LAG_UPDATES", "MOST_SKIPPED", "NonFiniteGuard", "OnNonFinite"]
 
 OnNonFinite: TypeAlias = Literal["stop", "skip", "ignore"]
 
@@ -39,8 +42,6 @@ MOST_SKIPPED = 100
 
 LAG_UPDATES = 2
 """By then a device has long computed what is read, since the host seldom runs further ahead."""
-
-_MOST_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +122,13 @@ class NonFiniteGuard:
         """
         if not self.is_on or not step.num_reductions or self._scaler_looks(optimizer):
             return
-        gradients = [_local(p.grad) for _, p in self._parameters if p.grad is not None]
-        if not gradients:
-            return
         # Of shards each rank sees its own: whether one is bad is agreed on at once, or ranks would part.
-        if self._policy == "stop" and reads_late(gradients[0]) and not self._sharded:
-            size = DeferredScalar(largest_entry(gradients))
-            self._doubt(_Doubt(step=step.plan.step, signs=_signs(step), size=size), late=True)
+        if self._policy == "stop" and not self._sharded and reads_late(self._parameters[0][1]):
+            if gradients := self._gradients():
+                size = DeferredScalar(largest_entry(gradients))
+                self._doubt(_Doubt(step=step.plan.step, signs=_signs(step), size=size), late=True)
             return
-        if not self._is_bad(gradients):
+        if not self._is_bad():
             self._num_skipped = 0
             return
         found = self._find(step.plan.step, _signs(step), self._names_of_bad())
@@ -165,18 +164,23 @@ class NonFiniteGuard:
         scaler = self._tracker.scaler
         return (scaler is not None and scaler.is_enabled()) or getattr(optimizer, "found_inf", None) is not None
 
-    def _is_bad(self, gradients: Sequence[torch.Tensor]) -> bool:
+    def _gradients(self) -> list[torch.Tensor]:
+        held = [p.grad for _, p in self._parameters if p.grad is not None]
+        return [local_part(gradient) for gradient in held] if self._sharded else held
+
+    def _is_bad(self) -> bool:
         """Whether an entry of the gradient is not finite, the same on all ranks.
 
         One pass over flat buffers finds out. The square of a large number overflows, on one kind of processor perhaps
         and not on the other, so what it suspects is looked at entry by entry.
         """
         buffers = self._reduced()
-        if buffers and not any(buffer.is_sparse for buffer in buffers):
-            size = sum(float(squared_norm(buffer)) for buffer in buffers)
+        if not buffers or any(buffer.is_sparse for buffer in buffers):
+            gradients = self._gradients()
+            size = float(total_squared_norm(gradients)) if gradients else 0.0
         else:
-            size = float(total_squared_norm(gradients))
-        return self._agreed(not math.isfinite(size) and any(not _is_finite(gradient) for gradient in gradients))
+            size = sum(float(squared_norm(buffer)) for buffer in buffers)
+        return self._agreed(not math.isfinite(size) and not all(map(is_finite, self._gradients())))
 
     def _agreed(self, bad: bool) -> bool:
         """Where each rank holds a part of the gradient, ask the others about theirs."""
@@ -185,7 +189,7 @@ class NonFiniteGuard:
         return bool(self._group.sum(torch.tensor([int(bad)]), "whether the gradient is finite").item())
 
     def _names_of_bad(self) -> list[str]:
-        return [name for name, p in self._parameters if p.grad is not None and not _is_finite(_local(p.grad))]
+        return [name for name, p in self._parameters if p.grad is not None and not is_finite(local_part(p.grad))]
 
     def _take_away(self, optimizer: torch.optim.Optimizer) -> None:
         for _, parameter in self._parameters:
@@ -233,15 +237,11 @@ class NonFiniteGuard:
         own = [float(sign is not None and not math.isfinite(float(sign))) for sign in signs]
         with self._tracker.waiting():
             flags = self._group.gather(torch.tensor(own), f"whose gradient of step {step} is not finite")
-        where = ""
-        if names:
-            more = len(names) - _MOST_NAMES
-            where = f" (in {', '.join(names[:_MOST_NAMES])}{f' and {more} more' if more > 0 else ''})"
-        found = f"step {step}: the gradient is not finite{where}"
+        found = f"step {step}: the gradient is not finite{f' (in {listed(names)})' if names else ''}"
         for column, what in enumerate(("the loss", "the gradient of the model's output", "the model's backward pass")):
             ranks = [rank for rank, row in enumerate(flags.tolist()) if row[column]]
             if ranks:
-                text = f"{found}, because {what} is not on {_ranks(ranks)}"
+                text = f"{found}, because {what} is not on {named_ranks(ranks)}"
                 return _Finding(step=step, text=text, own=self._group.rank in ranks)
         text = f"{found}, although the loss of every rank is: it arose in a backward pass, or in the sum over ranks"
         return _Finding(step=step, text=text, own=self._group.rank == 0)
@@ -264,40 +264,5 @@ class NonFiniteGuard:
             self._tracker.incident(found.step, "non_finite", f"{found.text}; {what_was_done}")
 
 
-def reads_late(value: torch.Tensor) -> bool:
-    """Whether the host would have to wait for a value."""
-    return value.is_cuda
-
-
 def _signs(step: StepInHand) -> tuple[torch.Tensor | None, ...]:
     return step.loss, step.output_sum, step.norms.local_sq
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a gradient that is divided over ranks; any other one as it is."""
-    to_local: Callable[[], torch.Tensor] | None = getattr(gradient, "to_local", None)
-    return gradient if to_local is None else to_local()
-
-
-def _is_finite(gradient: torch.Tensor) -> bool:
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return bool(torch.isfinite(values).all())
-
-
-def largest_entry(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the largest entry's size, NaN if one is NaN, in a few launches; nothing in it can overflow."""
-    dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
-    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for gradient in dense:
-        if gradient.numel():
-            by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-    first = gradients[0].device
-    sizes = [
-        torch.stack(torch._foreach_norm(alike, math.inf)).max().to(first, torch.float64) for alike in by_kind.values()
-    ]
-    return torch.stack(sizes).max() if sizes else torch.zeros((), device=first)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    names = ", ".join(str(rank) for rank in ranks)
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

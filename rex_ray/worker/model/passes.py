@@ -12,50 +12,37 @@ nor leave one unfinished. What has happened until a pass runs out of memory deci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError, MemoryExhaustedError
 from rex_ray.core.types import StepFlag
-from rex_ray.worker.group.side_group import distributed
+from rex_ray.worker.model.beside_ddp import (
+    Arrivals,
+    beside_ddp,
+    muted,
+    reason_against_completion,
+    reason_against_passes,
+    with_gradient,
+)
 from rex_ray.worker.model.compiling import Hook
 from rex_ray.worker.model.generators import GeneratorStates
 from rex_ray.worker.model.microbatch import Gradients
 from rex_ray.worker.model.out_of_memory import free_memory, is_out_of_memory, short
 from rex_ray.worker.model.pass_limit import PassLimit
 from rex_ray.worker.model.replicas import unwrap
+from rex_ray.worker.model.share import CountTokens, LossFunction, Share
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
-from rex_ray.worker.tree import slice_rows
 
 __all__ = ["CountTokens", "LossFunction", "SharePasses"]
-
-LossFunction: TypeAlias = Callable[[nn.Module, Any], torch.Tensor]
-CountTokens: TypeAlias = Callable[[Any], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Share:
-    """What a step's passes have in common."""
-
-    step: StepInHand
-    batch: Any
-    loss_fn: LossFunction
-    count_tokens: CountTokens | None
-
-    def rows(self, start: int, stop: int) -> Any:
-        num_rows = self.step.num_rows
-        if (start, stop) == (0, num_rows):
-            return self.batch
-        return slice_rows(self.batch, start, stop, num_rows=num_rows, strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +76,7 @@ class SharePasses:
         beyond_retry: whether DDP is in a state from which no further gradient would wake it.
 
     Attributes:
-        hook: registered on the model.
+        hooks: registered on the model.
     """
 
     def __init__(
@@ -109,10 +96,14 @@ class SharePasses:
         self._retries = retries
         self._beyond_retry = beyond_retry
         self._parameters = list(unwrap(model).parameters())
-        self._whole_only = _reason_against_passes(model)
+        self._whole_only = reason_against_passes(model)
         self._ddp_expects = False
-        self.hook = Hook(self._after_forward)
-        model.register_forward_hook(self.hook)
+        self.hooks = [Hook(self._after_forward)]
+        model.register_forward_hook(self.hooks[0])
+        self._has_called_ddp = False
+        if isinstance(model, DistributedDataParallel) and model.will_sync_module_buffers():
+            self.hooks.append(Hook(self._before_forward))
+            model.register_forward_pre_hook(self.hooks[1])
 
     def run(self, batch: Any, loss_fn: LossFunction, count_tokens: CountTokens | None) -> torch.Tensor:
         """Leave the step's global gradient in the parameters; return the detached mean loss of this rank's rows.
@@ -124,7 +115,8 @@ class SharePasses:
         self._refuse_old_gradients(step)
         tokens = None if count_tokens is None else float(count_tokens(batch))
         self._gradients.agree(step, tokens, "session.train_step(batch, loss_fn, weight=count_tokens)")
-        share = _Share(step=step, batch=batch, loss_fn=loss_fn, count_tokens=count_tokens)
+        self._has_called_ddp = False
+        share = Share(step=step, batch=batch, loss_fn=loss_fn, count_tokens=count_tokens)
         generators = GeneratorStates(self._tracker.device)
         first_failure: _Failure | None = None
         while True:
@@ -148,6 +140,11 @@ class SharePasses:
 
     # --- passes
 
+    def _before_forward(self, model: nn.Module, args: Any) -> None:
+        """A DDP of the user's is about to have rank 0's buffers broadcast, once a step."""
+        del model, args
+        self._has_called_ddp = True
+
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
         """DDP came to the end of a forward pass, and expects gradients from now on unless they are held."""
         del args, output
@@ -158,7 +155,7 @@ class SharePasses:
     def _bounds(self, step: StepInHand) -> list[int]:
         return [0, step.num_rows] if self._whole_only is not None else self._limit.bounds(step.num_rows)
 
-    def _run_passes(self, share: _Share, bounds: Sequence[int]) -> _Failure | None:
+    def _run_passes(self, share: Share, bounds: Sequence[int]) -> _Failure | None:
         """Run every pass, the last one with the reduction; return the first that fails."""
         step, count = share.step, len(bounds) - 1
         if count > 1:
@@ -168,7 +165,7 @@ class SharePasses:
             is_last = number == count
             generators = GeneratorStates(self._tracker.device)
             # With one pass there is nothing in .grad before it, which tells as much and costs nothing.
-            arrivals = _Arrivals(self._parameters if is_last and count > 1 else ())
+            arrivals = Arrivals(self._parameters if is_last and count > 1 else ())
             with arrivals, nullcontext() if is_last else self._gradients.hold(step):
                 self._ddp_expects = False
                 message = self._attempt(share, start, stop, lambda loss: loss.backward())
@@ -176,12 +173,12 @@ class SharePasses:
                 continue
             arrived = None
             if is_last and self._ddp_expects:
-                arrived = arrivals.seen if count > 1 else _with_gradient(self._parameters)
+                arrived = arrivals.seen if count > 1 else with_gradient(self._parameters)
             return _Failure(start=start, stop=stop, message=message, arrived=arrived, generators=generators)
         return None
 
     def _attempt(
-        self, share: _Share, start: int, stop: int, differentiate: Callable[[torch.Tensor], None]
+        self, share: Share, start: int, stop: int, differentiate: Callable[[torch.Tensor], None]
     ) -> str | None:
         """Run one pass; return what the error said if it ran out of memory.
 
@@ -191,12 +188,12 @@ class SharePasses:
         try:
             rows = share.rows(start, stop)
             loss = share.loss_fn(self._model, rows)
-            part, tokens = self._weigh(share, rows, stop - start)
+            part, tokens = share.weigh(rows, stop - start)
             scaler = self._tracker.scaler
             scaled = loss if part == 1.0 else loss * part
             scaled = scaled if scaler is None else scaler.scale(scaled)
             differentiate(scaled)
-            self._note(step, loss, part, tokens)
+            share.note(loss, part, tokens)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -205,30 +202,6 @@ class SharePasses:
         finally:
             step.call_tokens, step.loss_share = None, 1.0
         return None
-
-    @staticmethod
-    def _weigh(share: _Share, rows: Any, num_rows: int) -> tuple[float, float]:
-        """Return the part of the share's mean loss that these rows are, and their tokens; weight by the whole share.
-
-        So a penalty on the weights, which every pass adds to its loss, counts once and not once a pass.
-        """
-        step = share.step
-        part, tokens = num_rows / step.num_rows if step.num_rows else 1.0, 0.0
-        if share.count_tokens is not None and step.tokens is not None:
-            tokens = step.tokens if num_rows == step.num_rows else float(share.count_tokens(rows))
-            # The mean over no tokens is no number: it must not enter with its weight of nothing.
-            step.call_tokens = step.tokens if tokens else 0.0
-            part = tokens / step.tokens if step.tokens else part
-        step.loss_share = part
-        return part, tokens
-
-    @staticmethod
-    def _note(step: StepInHand, loss: torch.Tensor, part: float, tokens: float) -> None:
-        step.tokens_seen += tokens
-        mean = loss.detach().reshape(())
-        if part != 1.0:
-            mean = mean * part if part else torch.zeros_like(mean)
-        step.loss = mean if step.loss is None else step.loss + mean
 
     # --- once a pass has failed
 
@@ -262,43 +235,29 @@ class SharePasses:
             parameter.grad = None
         step.loss = step.output_sum = step.opaque_output = None
         step.tokens_seen, step.num_chunks = 0.0, 0
-        if isinstance(self._model, DistributedDataParallel):
-            # Buffers that a DDP of the user's broadcasts were broadcast for this step already.
+        if self._has_called_ddp and isinstance(self._model, DistributedDataParallel):
+            # The others broadcast buffers once a step: not again; but where memory ran out before, once is to come.
             self._model.require_forward_param_sync = False
 
-    def _complete(self, share: _Share, failure: _Failure) -> None:
+    def _complete(self, share: Share, failure: _Failure) -> None:
         """Compute the gradients that DDP still waits for, and hand them over."""
         assert failure.arrived is not None
         missing = [p for p in self._parameters if p.requires_grad and id(p) not in failure.arrived]
-        self._refuse_completion(share.step, missing, failure)
+        reason = reason_against_completion(self._model, missing)
+        if reason is not None:
+            raise MemoryExhaustedError(
+                f"step {share.step.plan.step}: out of memory in a backward pass of {failure.stop - failure.start} rows "
+                f"whose reduction had begun, and it cannot be tried again in place: {reason} ({failure.message})"
+            )
         failure.generators.restore()
-        with _beside_ddp(self._model), _muted(missing):
+        with beside_ddp(self._model), muted(missing):
             gradients = self._gradients_of(missing, share, failure)
         found = [(p, g) for p, g in zip(missing, gradients, strict=True) if g is not None]
         # A parameter's own backward pass is the one step that DDP waits for.
         torch.autograd.backward([p for p, _ in found], [g for _, g in found])
 
-    def _refuse_completion(self, step: StepInHand, missing: Sequence[nn.Parameter], failure: _Failure) -> None:
-        ddp = self._model
-        assert isinstance(ddp, DistributedDataParallel)
-        reason = None
-        if ddp.find_unused_parameters:
-            reason = "find_unused_parameters has DDP count parameters that never get a gradient"
-        elif ddp.static_graph:
-            reason = "static_graph has DDP count how often each gradient comes"
-        elif ddp.mixed_precision is not None:
-            reason = "DDP's mixed_precision keeps other gradients than the parameters' own"
-        elif not missing:
-            reason = "every gradient is on its way, so nothing would tell DDP that they are complete"
-        if reason is not None:
-            raise MemoryExhaustedError(
-                f"step {step.plan.step}: out of memory in a backward pass of {failure.stop - failure.start} rows whose "
-                f"reduction had begun, and it cannot be tried again in place: {reason} "
-                f"({failure.message})"
-            )
-
     def _gradients_of(
-        self, parameters: Sequence[nn.Parameter], share: _Share, failure: _Failure
+        self, parameters: Sequence[nn.Parameter], share: Share, failure: _Failure
     ) -> list[torch.Tensor | None]:
         """Return the gradients of the failed pass's rows, computed in pieces that fit."""
         sums: list[torch.Tensor | None] = [None] * len(parameters)
@@ -337,65 +296,3 @@ class SharePasses:
                 f"step {step.plan.step}: session.train_step is a whole step of its own, forward to zero_grad, and "
                 "there are gradients already; clear them with optimizer.zero_grad() and call it once a batch"
             )
-
-
-def _reason_against_passes(model: nn.Module) -> str | None:
-    """Say why a share must be run whole, and once, or None."""
-    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-        return "SyncBatchNorm has every forward pass wait for the other ranks, which make theirs once"
-    if distributed() and dist.get_world_size() > 1 and not isinstance(model, DistributedDataParallel):
-        return "a sharded model has every pass wait for the other ranks, which make theirs once"
-    return None
-
-
-def _with_gradient(parameters: Iterable[nn.Parameter]) -> frozenset[int]:
-    return frozenset(id(p) for p in parameters if p.grad is not None)
-
-
-class _Arrivals(AbstractContextManager[None]):
-    """Notes which of some parameters get their gradient."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._seen: set[int] = set()
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(lambda p: self._seen.add(id(p)))
-            for parameter in parameters
-            if parameter.requires_grad
-        ]
-
-    @property
-    def seen(self) -> frozenset[int]:
-        return frozenset(self._seen)
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-
-@contextmanager
-def _beside_ddp(model: nn.Module) -> Iterator[None]:
-    """Have calls of the prepared model pass by DDP, whose reduction is half done, but not by what else surrounds it."""
-    bare = unwrap(model)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return bare(*args, **kwargs)
-
-    model.forward = forward
-    try:
-        yield
-    finally:
-        del model.forward
-
-
-@contextmanager
-def _muted(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Keep the hooks of parameters from seeing pieces: they see the gradient whole, once, when it is handed over."""
-    hooks = [p._backward_hooks for p in parameters if p._backward_hooks]
-    kept = [dict(each) for each in hooks]
-    for each in hooks:
-        each.clear()
-    try:
-        yield
-    finally:
-        for each, before in zip(hooks, kept, strict=True):
-            each.update(before)

@@ -15,8 +15,10 @@ import torch
 from torch import nn
 
 from rex_ray.core.errors import RexError
+from rex_ray.worker.group.last_words import named_ranks
 from rex_ray.worker.group.side_group import PendingGather, SideGroup
 from rex_ray.worker.measuring.probes import DeferredTensor
+from rex_ray.worker.model.listing import listed
 from rex_ray.worker.step import StepInHand
 
 __all__ = ["ReplicaCheck", "hash_of"]
@@ -24,8 +26,6 @@ __all__ = ["ReplicaCheck", "hash_of"]
 _HOST_BLOCK, _DEVICE_BLOCK = 1 << 16, 1 << 22
 """Numbers that are hashed at once: what is held beside the model stays in a host's cache, and is few launches for a
 device (twice 16 MB)."""
-
-_MOST_NAMES = 3
 
 _Named: TypeAlias = Mapping[str, torch.Tensor]
 
@@ -196,12 +196,9 @@ def _story(when: str, names: Sequence[str], totals: Sequence[int], everyones: to
     others = [rank for rank, total in enumerate(totals) if total != most]
     reference = everyones[totals.index(most)]
     differing = [name for k, name in enumerate(names) if (everyones[:, k] != reference[k]).any()]
-    more = len(differing) - _MOST_NAMES
-    listed = ", ".join(differing[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-    whose = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
     against = "the other" if count == 1 else f"the other {count}"
     return (
-        f"the model's replicas differ {when}: {listed} of {whose} from {against}. Something changed them on one rank "
-        "alone: an update outside of the prepared optimizer, a random choice inside the model, a faulty device; set "
-        "replica_check_interval_steps=0 if they are meant to differ"
+        f"the model's replicas differ {when}: {listed(differing)} of {named_ranks(others)} from {against}. Something "
+        "changed them on one rank alone: an update outside of the prepared optimizer, a random choice inside the "
+        "model, a faulty device; set replica_check_interval_steps=0 if they are meant to differ"
     )

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.worker.model.passes import CountTokens, LossFunction, SharePasses
+from rex_ray.worker.model.passes import SharePasses
 from rex_ray.worker.model.replicas import unwrap
+from rex_ray.worker.model.share import CountTokens, LossFunction
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["TrainStep"]
