@@ -90,6 +90,8 @@ class GlooGroup:
 def _serve(rank: int, num_ranks: int, backend: str, port: int, pipe: Connection) -> None:
     os.setsid()
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    # Loader processes are forked in a Ray worker, too; spawned ones, as this process was, take seconds each.
+    multiprocessing.set_start_method("fork", force=True)
     import torch
     import torch.distributed as dist
 

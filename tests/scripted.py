@@ -74,12 +74,12 @@ class MemoryReporter:
     def check(self) -> None:
         """There is always room."""
 
-    def restore(self) -> Saved | None:
+    def restore(self, on_progress: Callable[[], None]) -> Saved | None:
         if self.restored is None:
             return None
         file = io.BytesIO()
         torch.save(dict(self.restored), file)
-        return Saved(data=file.getvalue(), step=self.restored["position"]["step"], where="memory")
+        return Saved(data=bytearray(file.getvalue()), step=self.restored["position"]["step"], where="memory")
 
     def write(self, state: Mapping[str, Any], on_progress: Callable[[], None]) -> None:
         """It is kept when it is reported."""

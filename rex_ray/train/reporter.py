@@ -6,7 +6,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import ray.train
 from ray.train import Checkpoint, CheckpointUploadMode
@@ -17,12 +17,13 @@ from rex_ray.worker.saving import archive
 from rex_ray.worker.saving.archive import Saved
 from rex_ray.worker.saving.manifest import MANIFEST
 from rex_ray.worker.saving.patience import patiently
-from rex_ray.worker.saving.store import Store, check_storage
+from rex_ray.worker.saving.store import Store, cause_of, check_storage
 
 __all__ = ["RayReporter", "saves_newest_first"]
 
 logger = logging.getLogger("rex_ray")
 
+_Result = TypeVar("_Result")
 _SAVE = re.compile(r"checkpoint_(\d{6,})-[0-9a-f]{8}")
 # Ray Train has its list at hand when a group starts; this is for one that has not.
 _ASK_LIMIT_S = 10.0
@@ -46,6 +47,7 @@ class RayReporter:
         self._retry_s = retry_s
         self._newest_number: int | None = None
         self._written: str | None = None
+        self._unfinished: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Try the storage from this worker's machine.
@@ -60,6 +62,7 @@ class RayReporter:
         self._written = None
         if self._newest_number is None:
             self._newest_number = max(map(_number, saves_newest_first(self._store)), default=0)
+            self._remove_unfinished()
         self._newest_number += 1
         name = f"checkpoint_{self._newest_number:06d}-{uuid.uuid4().hex[:8]}"
         archive.write(self._store, name, state, on_progress)
@@ -74,30 +77,51 @@ class RayReporter:
         checkpoint = Checkpoint(self._store.path_of(name), filesystem=self._store.filesystem)
         ray.train.report(dict(metrics), checkpoint, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
 
-    def restore(self) -> Saved | None:
+    def restore(self, on_progress: Callable[[], None]) -> Saved | None:
         """Return the newest whole save of the run, or None at a fresh start; called on rank 0 only.
+
+        Args:
+            on_progress: called whenever the storage answered.
 
         Raises:
             StorageError: there are saves, and none is whole.
             ConfigError: the run's checkpoints were made by something else.
         """
         reported = _reported()
-        found = patiently(lambda: saves_newest_first(self._store), self._retry_s)
-        unfinished = {name for name in found if name not in reported and not self._store.has(name, MANIFEST)}
-        for name in unfinished:
-            # A worker died while it wrote. Ray Train was never told of it.
-            logger.warning("removing %s, a save that was never finished", self._store.path_of(name))
-            self._store.remove(name)
-        ours = {name for name in {*found, *reported} if _SAVE.fullmatch(name)} - unfinished
+        found, unfinished = self._asked(lambda: self._found(reported), on_progress)
+        self._unfinished = unfinished
+        ours = {name for name in {*found, *reported} if _SAVE.fullmatch(name)} - {*unfinished}
         if reported and not ours:
             raise ConfigError(
                 f"the checkpoint {self._store.path_of(max(reported))} holds no session; it was not made by "
                 "session.report, so give this run another name"
             )
-        return archive.newest_whole(self._store, sorted(ours, key=_number, reverse=True), self._read)
 
-    def _read(self, store: Store, name: str) -> Saved:
-        return patiently(lambda: archive.read(store, name), self._retry_s)
+        def read(store: Store, name: str) -> Saved:
+            return self._asked(lambda: archive.read(store, name, on_progress), on_progress)
+
+        return archive.newest_whole(self._store, sorted(ours, key=_number, reverse=True), read)
+
+    def _asked(self, act: Callable[[], _Result], on_progress: Callable[[], None]) -> _Result:
+        """Ask the storage with patience; a refusal is an answer, too."""
+        answer = patiently(act, self._retry_s, lambda _: on_progress())
+        on_progress()
+        return answer
+
+    def _found(self, reported: set[str]) -> tuple[list[str], tuple[str, ...]]:
+        """Return the saves that are there, and those of them that a worker was writing when it died."""
+        found = saves_newest_first(self._store)
+        return found, tuple(name for name in found if name not in reported and not self._store.has(name, MANIFEST))
+
+    def _remove_unfinished(self) -> None:
+        for name in self._unfinished:
+            path = self._store.path_of(name)
+            try:
+                self._store.remove(name)
+                logger.warning("removed %s, a save that was never finished", path)
+            except Exception as error:  # noqa: BLE001 - it takes room and does nothing else
+                logger.warning("%s, a save that was never finished, cannot be removed: %s", path, cause_of(error))
+        self._unfinished = ()
 
 
 def saves_newest_first(store: Store) -> list[str]:

@@ -108,7 +108,7 @@ class Session:
                 self._values, device_kind, torch_device or torch.device("cpu"), options.preflight_timeout_s
             )
         snapshot_place = snapshots if options.snapshot_interval_s else None
-        resumed = newest_state(self._values, reporter, snapshot_place)
+        resumed = newest_state(self._values, reporter, snapshot_place, options.storage_retry_s)
         self._restored = None if resumed is None else resumed.state
         self._tracker = StepTracker(
             rank=self.rank,

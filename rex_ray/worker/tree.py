@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,7 +13,10 @@ import torch
 
 from rex_ray.core.errors import ConfigError
 
-__all__ = ["leading_rows", "map_tensors", "slice_rows", "tensors_in"]
+__all__ = ["is_plain", "leading_rows", "map_tensors", "slice_rows", "tensors_in"]
+
+# By their very type: a NumPy float is a float, too, and yet nothing that ``weights_only`` reads back.
+_PLAIN_LEAVES = frozenset({type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter})
 
 
 def map_tensors(fn: Callable[[torch.Tensor], Any], tree: Any) -> Any:
@@ -20,6 +24,15 @@ def map_tensors(fn: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         return fn(tree)
     return _rebuild(tree, lambda child: map_tensors(fn, child))
+
+
+def is_plain(tree: Any) -> bool:
+    """Whether ``tree`` is made of nothing that ``torch.load(weights_only=True)`` does not read back."""
+    if type(tree) in (dict, OrderedDict):
+        return all(is_plain(key) and is_plain(value) for key, value in tree.items())
+    if type(tree) in (list, tuple):
+        return all(map(is_plain, tree))
+    return type(tree) in _PLAIN_LEAVES
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:

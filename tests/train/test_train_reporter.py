@@ -16,6 +16,7 @@ from rex_ray.train import reporter as reporter_module
 from rex_ray.train.arrow_store import ArrowStore, store_of
 from rex_ray.train.reporter import RayReporter
 from rex_ray.train.snapshot_folders import remove_stale_snapshots
+from rex_ray.worker.saving.archive import Saved
 from rex_ray.worker.saving.snapshots import SNAPSHOT_PREFIX
 from rex_ray.worker.saving.store import check_storage
 
@@ -56,16 +57,20 @@ class Run:
         return self.root / name
 
 
+def restored() -> Saved | None:
+    return RayReporter(retry_s=0.0).restore(lambda: None)
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return Run(tmp_path / "run", monkeypatch)
 
 
 def test_saves_are_numbered_over_the_whole_run_and_the_newest_comes_back(run: Run) -> None:
-    assert RayReporter(retry_s=0.0).restore() is None
+    assert restored() is None
     folders = [run.save(step) for step in (3, 6, 9)]
     assert [folder.name[:17] for folder in folders] == [f"checkpoint_00000{k}" for k in (1, 2, 3)]
-    saved = RayReporter(retry_s=0.0).restore()
+    saved = restored()
     assert saved is not None
     assert (saved.step, saved.where) == (9, str(folders[-1]))
     assert list(run.root.rglob("*.tmp")) == []
@@ -78,22 +83,25 @@ def test_a_save_that_was_written_but_not_reported_counts_and_one_that_was_never_
     dying = run.root / "checkpoint_000003-0123abcd"
     dying.mkdir()
     (dying / "state.pt.tmp").write_bytes(b"half")
-    saved = RayReporter(retry_s=0.0).restore()
+    reporter = RayReporter(retry_s=0.0)
+    saved = reporter.restore(lambda: None)
     assert saved is not None
     assert (saved.step, saved.troubles) == (6, ())
-    assert not dying.exists()
+    reporter.write(state_at(9), lambda: None)
+    assert not dying.exists(), "removed before the first save of the new group"
+    assert sorted(path.name[:17] for path in run.root.iterdir()) == [f"checkpoint_00000{k}" for k in (1, 2, 4)]
 
 
 def test_a_first_save_that_was_never_finished_is_a_fresh_start(run: Run) -> None:
     (run.root / "checkpoint_000001-0123abcd").mkdir(parents=True)
-    assert RayReporter(retry_s=0.0).restore() is None
+    assert restored() is None
 
 
 def test_a_reported_save_that_is_gone_or_torn_is_told_and_all_of_them_are_an_error(run: Run) -> None:
     folders = [run.save(step) for step in (3, 6, 9)]
     (folders[2] / "manifest.json").unlink()
     os.truncate(folders[1] / "state.pt", 10)
-    saved = RayReporter(retry_s=0.0).restore()
+    saved = restored()
     assert saved is not None
     assert saved.step == 3
     assert [folder.name in trouble for folder, trouble in zip(folders[:0:-1], saved.troubles, strict=True)] == [
@@ -101,7 +109,7 @@ def test_a_reported_save_that_is_gone_or_torn_is_told_and_all_of_them_are_an_err
     ] * 2
     (folders[0] / "state.pt").unlink()
     with pytest.raises(StorageError, match="does not begin anew"):
-        RayReporter(retry_s=0.0).restore()
+        restored()
     assert all(folder.exists() for folder in folders), "what was reported is left for whoever looks into it"
 
 
@@ -109,7 +117,7 @@ def test_checkpoints_of_something_else_are_no_saves(run: Run) -> None:
     (run.root / "checkpoint_2026-01-01_00-00-00").mkdir(parents=True)
     run.reported.add("checkpoint_2026-01-01_00-00-00")
     with pytest.raises(ConfigError, match="another name"):
-        RayReporter(retry_s=0.0).restore()
+        restored()
 
 
 def test_metrics_without_a_save_are_reported_without_a_checkpoint(run: Run) -> None:

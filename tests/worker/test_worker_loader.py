@@ -68,7 +68,7 @@ def test_data_that_cannot_be_shared_is_refused() -> None:
         with pytest.raises(ConfigError, match="0 rows"):
             session.loader(Nothing())
         for make in (session.loader, session.eval_loader):
-            with pytest.raises(ConfigError, match="range_iterator, which can be read only once.*IterableDataset"):
+            with pytest.raises(ConfigError, match=r"range_iterator, which can be read only once.*IterableDataset"):
                 make(iter(range(3)))
             with pytest.raises(ConfigError, match="int, which is no data set"):
                 make(7)
@@ -292,7 +292,7 @@ def test_what_was_there_before_training_is_left_out_of_garbage_collections_until
 
 
 class BrokenReporter(MemoryReporter):
-    def restore(self) -> Any:
+    def restore(self, on_progress: Any) -> Any:
         raise ConfigError("not a save of ours")
 
 

@@ -423,6 +423,24 @@ def test_a_stream_is_weighted_by_the_rows_that_collate_fn_kept_and_the_journal_i
     assert "given 12 rows and returned a batch of 6" in incident.message
 
 
+def keep_from_12(rows: list[Any]) -> Any:
+    kept = [row for row in rows if row[0] >= 12]
+    return torch.utils.data.default_collate(kept) if kept else None
+
+
+def test_rows_that_are_all_left_out_make_no_step_and_shares_still_change_in_time() -> None:
+    script = {poll: Allocation(version=poll, local_batch_sizes=(poll + 3,)) for poll in range(1, 9)}
+    with opened(ScriptedLink((4,), script), control_interval_steps=1) as session:
+        net, optimizer = started(session)
+        seen = []
+        for step, batch in enumerate(session.loader(Numbers(), collate_fn=keep_from_12)):
+            assert session.step == step
+            assert session._feed._source.next_undrawn <= step + 2, "one step is read ahead, whatever was left out"
+            update(net, optimizer, batch)
+            seen += batch[0].tolist()
+    assert seen == list(range(12, 30))
+
+
 # --- failures
 
 

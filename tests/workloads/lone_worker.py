@@ -23,7 +23,7 @@ class MetricLink(NullLink):
 class NoStorage:
     def report(self, metrics: Mapping[str, Any], state: Mapping[str, Any] | None) -> None: ...
 
-    def restore(self) -> Mapping[str, Any] | None:
+    def restore(self, on_progress: Any) -> None:
         return None
 
 

@@ -164,7 +164,10 @@ class StreamSource:
             self._read = None
             before, self._mark = self._mark, read.mark
             rows_before, self._rows = self._rows, tuple(map(sum, zip(self._rows, plan.num_rows, strict=True)))
-            self._next = plan.after if plan.total_rows else self._next
+            if plan.total_rows:
+                self._next = plan.after
+            else:  # all of them were left out
+                self._requests.take_back()
             self._read_ahead(self._next.step)
             if plan.total_rows:
                 break

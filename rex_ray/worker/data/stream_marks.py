@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from rex_ray.worker.data.stream_reader import Resumption, StreamBatch
+from rex_ray.worker.tree import is_plain
 
 __all__ = ["StreamMark", "read_marks", "why_lost"]
 
@@ -52,7 +51,7 @@ class StreamMark:
 
     def to_plain(self) -> dict[str, Any]:
         """Return what a save holds: tensors and plain values."""
-        states = self.states if self.states is not None and all(_is_plain(state) for state in self.states) else None
+        states = self.states if is_plain(self.states) else None
         return {
             "num_requests": self.num_requests,
             "num_read": list(self.num_read),
@@ -90,14 +89,3 @@ def why_lost(marks: Sequence[StreamMark], processes: Sequence[int], *, resumable
     if then != now:
         return f"{then} loader processes read them then and {now} do now, and who reads what is the data set's own"
     return None
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether ``torch.load(weights_only=True)`` reads it back."""
-    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.Tensor)):
-        return True
-    if type(value) in (list, tuple):
-        return all(_is_plain(item) for item in value)
-    if type(value) is dict:
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    return False

@@ -50,10 +50,11 @@ def done_by(
         rank: who acts.
         act: what it does; its result is small and can be pickled.
         what: what is waited for, for the error.
-        give_up: asked at every beat; a result other than None is taken, and the thread left to itself.
+        give_up: asked at every beat; a result other than None, or what it raises, is taken, and the thread left to
+            itself.
 
     Raises:
-        RexError: what ``act`` raised, if it was one; else, on the other ranks, one that tells of it.
+        RexError: what ``act`` or ``give_up`` raised, if it was one; else, on the other ranks, one that tells of it.
         LinkError: the rank stopped to answer.
     """
     if group.rank != rank:
@@ -63,22 +64,25 @@ def done_by(
     errand = _Errand(act)
     errand.start()
     beat_s = min(_BEAT_S, group.timeout_s / 4)
-    given_up = None
-    while True:
+    outcome = None
+    while outcome is None:
         errand.join(beat_s)
-        ended = not errand.is_alive()
-        given_up = None if ended else give_up()
-        ended = ended or given_up is not None
-        group.broadcast(torch.tensor([float(ended)]), what, source=rank)
-        if ended:
-            break
-    error = errand.error if given_up is None else None
+        outcome = _abandoned(give_up) if errand.is_alive() else (errand.result, errand.error)
+        group.broadcast(torch.tensor([float(outcome is not None)]), what, source=rank)
+    result, error = outcome
     told = error if error is None or isinstance(error, RexError) else _retold(error, rank, what)
-    result = errand.result if given_up is None else given_up
-    group.broadcast_object((result if error is None else None, told), what, source=rank)
+    group.broadcast_object((result, told), what, source=rank)
     if error is not None:
         raise error
     return cast("_Result", result)
+
+
+def _abandoned(give_up: Callable[[], _Result | None]) -> tuple[_Result | None, BaseException | None] | None:
+    try:
+        result = give_up()
+    except RexError as error:
+        return None, error
+    return None if result is None else (result, None)
 
 
 def _taken(message: tuple[Any, RexError | None]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any, Final, cast
 
 import torch
@@ -34,7 +34,7 @@ class Saved:
         troubles: newer saves that were passed over, and why, one sentence part each.
     """
 
-    data: bytes | bytearray
+    data: bytearray
     step: int
     where: str
     troubles: tuple[str, ...] = ()
@@ -122,8 +122,13 @@ def read_manifest(store: Store, name: str) -> Manifest:
     return manifest
 
 
-def read(store: Store, name: str) -> Saved:
+def read(store: Store, name: str, on_progress: Callable[[], None] = lambda: None) -> Saved:
     """Read the save ``name`` and check all of it.
+
+    Args:
+        store: where it lies.
+        name: of its folder.
+        on_progress: called whenever bytes came, so that somebody can tell slow from stuck.
 
     Raises:
         StorageError: it is not whole; the message says what is wrong, not where.
@@ -140,6 +145,7 @@ def read(store: Store, name: str) -> Saved:
             while len(data) <= facts.num_bytes and (chunk := file.read(_CHUNK_BYTES)):
                 digest.update(chunk)
                 data += chunk
+                on_progress()
     except FileNotFoundError:
         raise StorageError(f"its {STATE} is missing") from None
     if len(data) != facts.num_bytes:
@@ -153,7 +159,7 @@ def read(store: Store, name: str) -> Saved:
     return Saved(data=data, step=manifest.step, where=store.path_of(name))
 
 
-def state_of(data: bytes | bytearray) -> dict[str, Any]:
+def state_of(data: bytearray) -> dict[str, Any]:
     """Return the state that was written, on the CPU. Runs no code that the data bring along.
 
     Raises:
@@ -185,10 +191,10 @@ def newest_whole(store: Store, names: Iterable[str], read_one: Callable[[Store, 
     for name in names:
         try:
             saved = read_one(store, name)
-        except (StorageError, OSError) as error:
-            troubles.append(f"{store.path_of(name)}: {error if isinstance(error, StorageError) else cause_of(error)}")
+        except Exception as error:  # noqa: BLE001 - a storage's client raises what it likes
+            troubles.append(f"{store.path_of(name)}: {cause_of(error)}")
         else:
-            return Saved(data=saved.data, step=saved.step, where=saved.where, troubles=tuple(troubles))
+            return replace(saved, troubles=tuple(troubles))
     if not troubles:
         return None
     raise StorageError(

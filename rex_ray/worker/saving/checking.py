@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rex_ray.core.errors import ConfigError, StorageError
-from rex_ray.worker.tree import map_tensors
+from rex_ray.worker.tree import is_plain, map_tensors
 
 __all__ = ["check_plain", "checked"]
 
@@ -44,12 +44,14 @@ def checked(state: object) -> dict[str, Any]:
 def check_plain(state: Mapping[str, Any]) -> None:
     """Make sure that a state can be read back, before anything relies on it.
 
-    Tensors are replaced by empty ones, so this costs no more than the state's skeleton.
+    Parts of plain values cost a look; of another's skeleton, with empty tensors, a copy is made and read.
 
     Raises:
         ConfigError: a part holds something other than tensors and plain values; names the part.
     """
     for name, part in _named_parts(state):
+        if is_plain(part):
+            continue
         skeleton = io.BytesIO()
         try:
             torch.save(map_tensors(lambda tensor: tensor.new_empty(0), part), skeleton)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -107,7 +106,7 @@ def _manifest(document: dict[str, Any]) -> Manifest:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _are_facts(facts: object) -> bool:

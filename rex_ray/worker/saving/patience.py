@@ -9,11 +9,34 @@ from typing import Final, TypeVar
 from rex_ray.core.errors import RexError
 from rex_ray.worker.measuring.timing import now_s
 
-__all__ = ["LONGEST_PAUSE_S", "patiently"]
+__all__ = ["StallWatch", "patiently"]
 
 _Result = TypeVar("_Result")
 _FIRST_PAUSE_S: Final = 0.25
-LONGEST_PAUSE_S: Final = 15.0
+_LONGEST_PAUSE_S: Final = 15.0
+# A storage that moves no byte for so long is stuck, whatever it is allowed to fail.
+_LEAST_STALL_S: Final = 60.0
+
+
+class StallWatch:
+    """Tells a storage that is slow from one whose client will not come back.
+
+    Args:
+        retry_s: how long it may be asked again where it fails.
+    """
+
+    def __init__(self, retry_s: float) -> None:
+        self._limit_s = max(retry_s, _LEAST_STALL_S) + _LONGEST_PAUSE_S
+        self._moved_s = now_s()
+
+    def moved(self) -> None:
+        """Bytes went through."""
+        self._moved_s = now_s()
+
+    def stalled_s(self) -> float | None:
+        """Return how long nothing has moved, None while that is within the limit."""
+        idle_s = now_s() - self._moved_s
+        return None if idle_s < self._limit_s else idle_s
 
 
 def patiently(act: Callable[[], _Result], limit_s: float, on_failure: Callable[[Exception], object] = str) -> _Result:
@@ -21,13 +44,13 @@ def patiently(act: Callable[[], _Result], limit_s: float, on_failure: Callable[[
 
     Args:
         act: what a storage may refuse; an error of our own is not the storage's, and not tried again.
-        limit_s: from the beginning to the begin of the last attempt.
+        limit_s: from the first failure to the begin of the last attempt; so what fails after long hours is tried again.
         on_failure: told of every failure, the last included.
 
     Raises:
         Exception: what the last attempt raised.
     """
-    began_s, pause_s = now_s(), _FIRST_PAUSE_S
+    failed_s, pause_s = None, _FIRST_PAUSE_S
     while True:
         try:
             return act()
@@ -35,7 +58,8 @@ def patiently(act: Callable[[], _Result], limit_s: float, on_failure: Callable[[
             raise
         except Exception as error:
             on_failure(error)
-            if now_s() - began_s + pause_s > limit_s:
+            failed_s = now_s() if failed_s is None else failed_s
+            if now_s() - failed_s + pause_s > limit_s:
                 raise
         threading.Event().wait(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -41,8 +41,11 @@ class Reporter(Protocol):
         """Deliver metrics, with the save that ``write`` just made of ``state``, if any. A barrier over all ranks."""
         ...
 
-    def restore(self) -> Saved | None:
+    def restore(self, on_progress: Callable[[], None]) -> Saved | None:
         """Return the newest whole save, or None at a fresh start; called on rank 0, on any thread.
+
+        Args:
+            on_progress: called whenever the storage gave something.
 
         Raises:
             StorageError: there are saves, and none is whole.

@@ -17,6 +17,7 @@ from rex_ray.worker.group.errand import done_by
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.saving import archive
 from rex_ray.worker.saving.archive import Saved
+from rex_ray.worker.saving.patience import StallWatch
 from rex_ray.worker.saving.reporter import Reporter
 from rex_ray.worker.saving.snapshots import SnapshotPlace
 from rex_ray.worker.saving.store import LocalStore, cause_of
@@ -57,7 +58,7 @@ class _Held:
 
     facts: _Facts
     rank: int
-    data: bytes | bytearray | None
+    data: bytearray | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,22 +71,24 @@ class _Candidate:
     store: LocalStore
 
 
-def newest_state(group: SideGroup, reporter: Reporter, place: SnapshotPlace | None) -> Restored | None:
+def newest_state(group: SideGroup, reporter: Reporter, place: SnapshotPlace | None, retry_s: float) -> Restored | None:
     """Return the newest whole state of the run, the same on every rank, or None at a fresh start.
 
     Args:
         group: every rank of it must call this.
         reporter: finds saves, on rank 0.
         place: where this run's snapshots are; None: it has none.
+        retry_s: how long the storage may be asked again where it fails.
 
     Raises:
-        StorageError: there are saves, and neither one of them nor a snapshot is whole; on every rank.
+        StorageError: there are saves, and neither one of them nor a snapshot is whole, or the storage does not answer;
+            on every rank.
         ConfigError: the storage cannot be used, or holds something else; on every rank.
     """
     held: _Held | None = None
     none_whole: StorageError | None = None
     try:
-        held = _held_by(group, 0, reporter.restore, "rank 0's look for a save")
+        held = _held_by(group, 0, lambda watch: reporter.restore(watch.moved), "rank 0's look for a save", retry_s)
     except StorageError as error:
         none_whole = error
     troubles = () if held is None else held.facts.troubles
@@ -97,25 +100,38 @@ def newest_state(group: SideGroup, reporter: Reporter, place: SnapshotPlace | No
     elif none_whole is not None:
         raise none_whole
     if held is None:
-        done_by(group, 0, reporter.check, "rank 0's look at the storage")
+        what, watch = "rank 0's look at the storage", StallWatch(retry_s)
+        done_by(group, 0, reporter.check, what, give_up=lambda: _raise_if_stalled(watch, what))
         return None
     state = archive.state_of(_sent(group, held))
     return Restored(state=state, where=held.facts.where, troubles=troubles)
 
 
-def _held_by(group: SideGroup, rank: int, find: Callable[[], Saved | None], what: str) -> _Held | None:
+def _held_by(
+    group: SideGroup, rank: int, find: Callable[[StallWatch], Saved | None], what: str, retry_s: float = 0.0
+) -> _Held | None:
     """Have one rank find a state; return what all should know of it, and on that rank its data."""
-    kept: list[bytes | bytearray] = []
+    kept: list[bytearray] = []
+    watch = StallWatch(retry_s)
 
     def act() -> _Facts | None:
-        saved = find()
+        saved = find(watch)
         if saved is None:
             return None
         kept.append(saved.data)
         return _Facts(step=saved.step, num_bytes=len(saved.data), where=saved.where, troubles=saved.troubles)
 
-    facts = done_by(group, rank, act, what)
+    facts = done_by(group, rank, act, what, give_up=lambda: _raise_if_stalled(watch, what))
     return None if facts is None else _Held(facts=facts, rank=rank, data=kept[0] if kept else None)
+
+
+def _raise_if_stalled(watch: StallWatch, what: str) -> None:
+    stalled_s = watch.stalled_s()
+    if stalled_s is not None:
+        raise StorageError(
+            f"{what} was given up, since the storage gave nothing for {stalled_s:.0f} s; see whether it can be reached "
+            "from that machine, then start again"
+        )
 
 
 def _newest_snapshot(group: SideGroup, place: SnapshotPlace, *, newer_than: int) -> _Held | None:
@@ -137,27 +153,26 @@ def _newest_snapshot(group: SideGroup, place: SnapshotPlace, *, newer_than: int)
     return None
 
 
-def _reader(candidate: _Candidate) -> Callable[[], Saved]:
+def _reader(candidate: _Candidate) -> Callable[[StallWatch], Saved]:
     """Return what reads a snapshot; one that is not whole is told of, not raised: there may be another."""
 
-    def read() -> Saved:
+    def read(watch: StallWatch) -> Saved:
         path = candidate.store.path_of(candidate.name)
         try:
-            saved = archive.read(candidate.store, candidate.name)
+            saved = archive.read(candidate.store, candidate.name, watch.moved)
         except (StorageError, OSError) as error:
-            why = str(error) if isinstance(error, StorageError) else cause_of(error)
-            return Saved(data=b"", step=-1, where=path, troubles=(f"{path}: {why}",))
+            return Saved(data=bytearray(), step=-1, where=path, troubles=(f"{path}: {cause_of(error)}",))
         return replace(saved, where=f"a snapshot of rank {candidate.rank}, {path}")
 
     return read
 
 
-def _sent(group: SideGroup, held: _Held) -> bytes | bytearray:
+def _sent(group: SideGroup, held: _Held) -> bytearray:
     """Return the data of one rank on every rank; in pieces, each within a collective's limit."""
     if group.size == 1:
         assert held.data is not None
         return held.data
-    buffer = bytearray(held.facts.num_bytes) if held.data is None else bytearray(held.data)
+    buffer = bytearray(held.facts.num_bytes) if held.data is None else held.data
     whole = torch.frombuffer(buffer, dtype=torch.uint8)
     for start in range(0, len(buffer), _CHUNK_BYTES):
         group.broadcast(whole[start : start + _CHUNK_BYTES], "the state to resume from", source=held.rank)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rex_ray.core.errors import StorageError
 from rex_ray.worker.data.feed import Feed
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.link import ControlLink, IncidentRecord, MetricRecord
@@ -79,7 +80,6 @@ class Saves:
         self._opened_s = self._saved_s = now_s()
         self._metrics: Mapping[str, Any] = {}
         self._unsaved: Mapping[str, Any] | None = None
-        self._is_known_plain = False
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Journal the metrics, and save if that is due."""
@@ -112,7 +112,7 @@ class Saves:
         """
         self._rank.tracker.close()
         began_s, step = now_s(), self._rank.tracker.position.step
-        written = self._save(self._metrics)
+        written = self._save(self._metrics).written
         if written and self._rank.group.rank == 0:
             self._rank.tell("save", f"saved before step {step} in {now_s() - began_s:.1f} s: {reason}")
 
@@ -128,17 +128,27 @@ class Saves:
             self._rank.snapshots.keep_on_first(self._rank.group.rank)
 
     def finish(self) -> None:
-        """Save what was reported last, if it was not saved; called on every rank when training is over."""
-        if self._unsaved is not None:
-            self._save(self._unsaved)
-            self._unsaved = None
+        """Save what was reported last, if it was not saved; called on every rank when training is over.
+
+        Raises:
+            StorageError: the storage refuses it, so what was trained last would be lost.
+        """
+        if self._unsaved is None:
+            return
+        attempts = self._save(self._unsaved)
+        self._unsaved = None
+        if not attempts.written:
+            raise StorageError(
+                f"training is over, and its last save could not be written: {attempts.failures[-1]}; mend the storage "
+                "and start the run again under its name, and it goes on from its newest save"
+            )
 
     def close(self, limit_s: float, *, failed: bool) -> None:
         """Let a snapshot be written that is under way; without a failure nobody needs one any more."""
         if self._rank.snapshots is not None:
             self._rank.snapshots.close(limit_s, keep=failed)
 
-    def _save(self, metrics: Mapping[str, Any]) -> bool:
+    def _save(self, metrics: Mapping[str, Any]) -> Attempts:
         state = self._collect()
         attempts = self._writer.write(state)
         if self._rank.group.rank == 0:
@@ -148,14 +158,12 @@ class Saves:
         self._saved_s = now_s()
         if attempts.written and self._rank.snapshots is not None:
             self._rank.snapshots.postpone()
-        return attempts.written
+        return attempts
 
     def _collect(self) -> dict[str, Any]:
-        """Return the state, the first time after making sure that it could be read back."""
+        """Return the state, after making sure that it could be read back."""
         state = self._rank.collector.collect()
-        if not self._is_known_plain:
-            check_plain(state)
-            self._is_known_plain = True
+        check_plain(state)
         return state
 
     def _tell(self, attempts: Attempts) -> None:

@@ -11,14 +11,11 @@ from rex_ray.core.errors import RexError
 from rex_ray.worker.group.errand import done_by
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.measuring.timing import now_s
-from rex_ray.worker.saving.patience import LONGEST_PAUSE_S, patiently
+from rex_ray.worker.saving.patience import StallWatch, patiently
 from rex_ray.worker.saving.reporter import Reporter
 from rex_ray.worker.saving.store import cause_of
 
 __all__ = ["Attempts", "SaveWriter"]
-
-# A storage that takes no byte for so long is stuck, whatever it is allowed to fail.
-_LEAST_STALL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,6 @@ class SaveWriter:
         self._reporter = reporter
         self._group = group
         self._retry_s = retry_s
-        self._moved_s = now_s()
         self._stuck: threading.Event | None = None
 
     def write(self, state: Mapping[str, Any]) -> Attempts:
@@ -59,29 +55,29 @@ class SaveWriter:
             RexError: the state itself cannot be saved.
             LinkError: rank 0 died meanwhile.
         """
-        self._moved_s, ended = now_s(), threading.Event()
+        watch, ended = StallWatch(self._retry_s), threading.Event()
         return done_by(
             self._group,
             0,
-            lambda: self._attempts(state, ended),
+            lambda: self._attempts(state, watch, ended),
             "rank 0's save",
-            give_up=lambda: self._given_up(ended),
+            give_up=lambda: self._given_up(watch, ended),
         )
 
-    def _attempts(self, state: Mapping[str, Any], ended: threading.Event) -> Attempts:
+    def _attempts(self, state: Mapping[str, Any], watch: StallWatch, ended: threading.Event) -> Attempts:
         try:
             if self._stuck is not None and not self._stuck.is_set():
                 return Attempts(written=False, failures=("the storage has still not answered to an earlier save",))
-            return self._patient_attempts(state)
+            return self._patient_attempts(state, watch)
         finally:
             ended.set()
 
-    def _patient_attempts(self, state: Mapping[str, Any]) -> Attempts:
+    def _patient_attempts(self, state: Mapping[str, Any], watch: StallWatch) -> Attempts:
         began_s = now_s()
         failures: list[str] = []
         try:
             patiently(
-                lambda: self._reporter.write(state, self._moved),
+                lambda: self._reporter.write(state, watch.moved),
                 self._retry_s,
                 lambda error: failures.append(cause_of(error)),
             )
@@ -91,13 +87,10 @@ class SaveWriter:
             return Attempts(written=False, failures=tuple(failures), lasted_s=now_s() - began_s)
         return Attempts(written=True, failures=tuple(failures), lasted_s=now_s() - began_s)
 
-    def _moved(self) -> None:
-        self._moved_s = now_s()
-
-    def _given_up(self, ended: threading.Event) -> Attempts | None:
+    def _given_up(self, watch: StallWatch, ended: threading.Event) -> Attempts | None:
         """Leave an attempt to itself that is stuck in the storage's client, where nothing can reach it."""
-        stalled_s = now_s() - self._moved_s
-        if stalled_s < max(self._retry_s, _LEAST_STALL_S) + LONGEST_PAUSE_S:
+        stalled_s = watch.stalled_s()
+        if stalled_s is None:
             return None
         self._stuck = ended
         return Attempts(
