@@ -20,13 +20,15 @@ from ray.util.queue import Empty
 from rex_ray.config import RexConfig
 from rex_ray.control.events import GroupStarted, SaveAsked
 from rex_ray.core.types import Allocation, LearntShape, Problem
+from rex_ray.train.arrow_store import ArrowStore
 from rex_ray.train.control_host import ControlHost
 from rex_ray.train.control_status import ControlStatus
 from rex_ray.train.drains import DrainWatch, draining_nodes
 from rex_ray.train.journal_files import JournalFolder
-from rex_ray.train.profile_files import PROFILES_FILE, write_profiles
+from rex_ray.train.profile_files import PROFILES_FILE, put_profiles, write_profiles
 from rex_ray.train.telemetry import POLL_LIMIT_S, first_line
 from rex_ray.worker.link import GroupInfo, SaveRequest
+from rex_ray.worker.saving.store import cause_of
 
 __all__ = ["ControlActor"]
 
@@ -40,6 +42,7 @@ _LISTEN_S: Final = 0.1
 _MOST_BATCHES: Final = 256
 _LOOK_S: Final = 1.0
 _PROFILES_S: Final = 30.0
+_PUT_LIMIT_S: Final = 5.0
 
 
 class ControlActor:
@@ -51,10 +54,16 @@ class ControlActor:
             would be an argument in the object store, which a restart may find gone.
         journal_dir: directory of the journal; if it holds one, this is a restart and goes on from it.
         learnt: what is known of kinds of device from earlier jobs.
+        store: of the run, where that is not the journal's machine: a driver elsewhere finds the profiles there.
     """
 
     def __init__(
-        self, config: RexConfig, queue_name: str, journal_dir: str, learnt: tuple[LearntShape, ...] = ()
+        self,
+        config: RexConfig,
+        queue_name: str,
+        journal_dir: str,
+        learnt: tuple[LearntShape, ...] = (),
+        store: ArrowStore | None = None,
     ) -> None:
         _log_to_stderr()
         self._config = config
@@ -62,6 +71,7 @@ class ControlActor:
         self._queue: Any = None
         self._news = asyncio.Event()
         self._learnt = learnt
+        self._store = store
         self._profiles = Path(journal_dir).with_name(PROFILES_FILE)
         self._host = ControlHost(config, JournalFolder(Path(journal_dir)), self._spread, on_save=self._spread)
         self._started_s = time.monotonic()
@@ -114,11 +124,11 @@ class ControlActor:
         self._host.lose(generation, ranks)
 
     async def request_save(self, reason: str) -> bool:
-        """Have the running group save; False if there is none."""
+        """Have the running group save; False if there is none, or nobody to ask it."""
         generation = self._host.generation
         if generation is not None:
             self._host.handle(SaveAsked(generation=generation, reason=reason))
-        return generation is not None
+        return generation is not None and self._host.fault is None
 
     async def status(self) -> ControlStatus:
         """Say how the controller is."""
@@ -133,7 +143,7 @@ class ControlActor:
                 for batch in batches:
                     self._host.take(batch)
         self._host.end(reason)
-        self._write_profiles()
+        await self._write_profiles()
         return self._host.status()
 
     async def _drain(self) -> None:
@@ -187,15 +197,19 @@ class ControlActor:
     async def _keep_profiles(self) -> None:
         while True:
             await asyncio.sleep(_PROFILES_S)
-            self._write_profiles()
+            await self._write_profiles()
 
-    def _write_profiles(self) -> None:
+    async def _write_profiles(self) -> None:
         """Write what is known of kinds of device. It is a help for later jobs: a full disk is no fault of this one."""
         try:
             if learnt := self._host.learnt:
                 write_profiles(self._profiles, learnt)
-        except OSError as error:
-            logger.warning("the profiles of device kinds cannot be written (%s); later jobs learn anew", error)
+                if self._store is not None:
+                    await asyncio.wait_for(asyncio.to_thread(put_profiles, self._store, learnt), _PUT_LIMIT_S)
+        except Exception as error:  # noqa: BLE001 - a storage's client raises what it likes
+            logger.warning(
+                "the profiles of device kinds cannot be written (%s); later jobs learn anew", cause_of(error)
+            )
 
     def _spread(self, _: Allocation | None = None) -> None:
         """Wake every long poll; each sees for itself whether this is news to it."""

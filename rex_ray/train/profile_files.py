@@ -11,13 +11,16 @@ from typing import Final
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.kind_profiles import profiles_from_json, profiles_to_json
 from rex_ray.core.types import LearntShape
+from rex_ray.worker.saving.store import Store
 
-__all__ = ["PROFILES_FILE", "profiles_to_begin_with", "read_profiles", "write_profiles"]
+__all__ = ["PROFILES_FILE", "profiles_to_begin_with", "put_profiles", "read_profiles", "write_profiles"]
 
 logger = logging.getLogger("rex_ray")
 
 PROFILES_FILE: Final = "profiles.json"
 """In a run's ``rex_ray`` folder."""
+
+_FOLDER: Final = "rex_ray"
 
 
 def write_profiles(path: Path, shapes: Iterable[LearntShape]) -> None:
@@ -33,6 +36,20 @@ def write_profiles(path: Path, shapes: Iterable[LearntShape]) -> None:
     except OSError:
         torn.unlink(missing_ok=True)
         raise
+
+
+def put_profiles(store: Store, shapes: Iterable[LearntShape]) -> None:
+    """Put profiles into the storage of a run whose own folder is on the driver's machine alone.
+
+    Args:
+        store: of the run.
+        shapes: what was learnt.
+
+    Raises:
+        Exception: the storage's, whatever its client raises.
+    """
+    with store.create(_FOLDER, PROFILES_FILE) as file:
+        file.write(profiles_to_json(shapes).encode())
 
 
 def read_profiles(source: str | Path) -> tuple[LearntShape, ...]:
@@ -58,11 +75,18 @@ def read_profiles(source: str | Path) -> tuple[LearntShape, ...]:
         raise ConfigError(f"learn_from: {found}: {error}") from None
 
 
-def profiles_to_begin_with(learn_from: str | None, run_dir: Path) -> tuple[LearntShape, ...]:
+def profiles_to_begin_with(
+    learn_from: str | None, run_dir: Path, store: Store | None = None
+) -> tuple[LearntShape, ...]:
     """Return what a run knows of kinds of device before its first step.
 
     A run that is taken up again under its name goes on from its own, if nothing else is asked for; should these be
     unreadable, it says so and learns anew.
+
+    Args:
+        learn_from: the user's; None: the run's own.
+        run_dir: the run's folder on this machine.
+        store: of the run, for a driver that is on another machine than last time.
 
     Raises:
         ConfigError: what ``learn_from`` names cannot be read.
@@ -70,10 +94,12 @@ def profiles_to_begin_with(learn_from: str | None, run_dir: Path) -> tuple[Learn
     if learn_from is not None:
         return read_profiles(learn_from)
     own = run_dir / PROFILES_FILE
-    if not own.is_file():
-        return ()
     try:
-        return read_profiles(own)
-    except ConfigError as error:
+        if own.is_file():
+            return read_profiles(own)
+        if store is not None and store.has(_FOLDER, PROFILES_FILE):
+            with store.open(_FOLDER, PROFILES_FILE) as file:
+                return profiles_from_json(file.read())
+    except Exception as error:  # noqa: BLE001 - a storage's client raises what it likes
         logger.warning("the run's own profiles are not used: %s", error)
-        return ()
+    return ()

@@ -22,7 +22,8 @@ from ray.util.queue import Queue
 
 from rex_ray.config import RexConfig
 from rex_ray.core.errors import LinkError
-from rex_ray.train.arrow_store import store_of
+from rex_ray.train.arrow_store import ArrowStore, store_of
+from rex_ray.train.checkpoint_list import put_aside_a_damaged_list
 from rex_ray.train.control_actor import ControlActor
 from rex_ray.train.control_status import ControlStatus
 from rex_ray.train.data_config import DealingDataConfig
@@ -124,7 +125,8 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             reason: why, for the journal.
 
         Returns:
-            Whether a worker group was there to be asked. That it has saved stands in the journal, and as a checkpoint.
+            Whether there was a worker group, and a controller to ask it. That it has saved stands in the journal, and
+            as a checkpoint.
 
         Raises:
             LinkError: the control actor did not answer.
@@ -152,10 +154,13 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             ray.init()
         check_placement(self.scaling_config, self.rex_config.placement_timeout_s)
         own = self.run_config
-        check_storage(store_of(own.storage_path, own.storage_filesystem, str(own.name)))
+        store = store_of(own.storage_path, own.storage_filesystem, str(own.name))
+        check_storage(store)
+        put_aside_a_damaged_list(store)
         run_id = uuid.uuid4().hex[:12]
-        waits = quick_restarts(self.scaling_config, self.run_config.failure_config)
-        with _sigint_given_back(), waits, snapshots_removed(run_id), self._controlled(run_id) as (control, queue):
+        waits = quick_restarts(self.scaling_config, own.failure_config)
+        controlled = self._controlled(run_id, store)
+        with _sigint_given_back(), waits, snapshots_removed(run_id), controlled as (control, queue):
             wiring = Wiring(
                 options=self.rex_config.worker_options(),
                 device_label=self.rex_config.device_label,
@@ -173,14 +178,15 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
                 self.train_loop_per_worker = self._train_loop
 
     @contextlib.contextmanager
-    def _controlled(self, run_id: str) -> Iterator[tuple[Any, Queue]]:
+    def _controlled(self, run_id: str, store: ArrowStore) -> Iterator[tuple[Any, Queue]]:
         """Have a control actor and its queue, both on the driver's node and both owned by the driver.
 
         Raises:
             LinkError: the control actor did not start within the limit.
         """
         self._status = None
-        learnt = profiles_to_begin_with(self.rex_config.learn_from, self.run_dir)
+        elsewhere = None if Path(store.path_of("rex_ray")) == self.run_dir else store
+        learnt = profiles_to_begin_with(self.rex_config.learn_from, self.run_dir, elsewhere)
         self._journal_dir = new_journal_dir(self.run_dir)
         here = {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
         reason = "interrupted"
@@ -192,7 +198,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             control = (
                 ray.remote(ControlActor)
                 .options(name=f"rex_ray-control-{run_id}", max_restarts=-1, max_concurrency=100, **here)
-                .remote(self.rex_config, queue_name, str(self._journal_dir), learnt)
+                .remote(self.rex_config, queue_name, str(self._journal_dir), learnt, elsewhere)
             )
             stack.callback(_kill, control)
             try:

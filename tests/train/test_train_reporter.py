@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +12,16 @@ from typing import Any
 import pyarrow.fs
 import pytest
 import torch
+from ray.train.v2._internal.constants import CHECKPOINT_MANAGER_SNAPSHOT_FILENAME
+from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import _CheckpointManagerState
 
 from rex_ray.core.errors import ConfigError, StorageError
+from rex_ray.core.types import LearntShape
 from rex_ray.train import reporter as reporter_module
 from rex_ray.train.arrow_store import ArrowStore, store_of
+from rex_ray.train.checkpoint_list import LIST_FILE, put_aside_a_damaged_list
+from rex_ray.train.control_actor import ControlActor
+from rex_ray.train.profile_files import PROFILES_FILE, profiles_to_begin_with
 from rex_ray.train.reporter import RayReporter
 from rex_ray.train.snapshot_folders import remove_stale_snapshots
 from rex_ray.worker.saving.archive import Saved
@@ -125,6 +133,73 @@ def test_metrics_without_a_save_are_reported_without_a_checkpoint(run: Run) -> N
     reporter.write(state_at(3), lambda: None)
     reporter.report({"epoch": 0}, None)  # given up
     assert (run.calls, run.reported) == ([{"epoch": 0}], set())
+
+
+def listed(run: Run, *names: str) -> str:
+    state = _CheckpointManagerState(
+        checkpoint_results=[{"checkpoint_dir_name": name, "metrics": {}} for name in names],
+        checkpoint_report_indices=[*range(len(names))],
+        pending_training_results=[],
+        pending_validation_specs=[],
+        current_report_index=len(names),
+        validated_checkpoint_dir_names=[],
+        timed_out_validation_checkpoint_dir_names=[],
+        failed_validation_checkpoint_dir_names=[],
+    )
+    text: str = state.model_dump_json()
+    (run.root / LIST_FILE).write_text(text)
+    return text
+
+
+@pytest.mark.parametrize(("damage", "word"), [("cut", "is torn"), ("empty", "is torn"), ("gone", "are gone")])
+def test_a_list_of_checkpoints_that_ray_would_refuse_is_put_aside(
+    run: Run, damage: str, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert LIST_FILE == CHECKPOINT_MANAGER_SNAPSHOT_FILENAME
+    folders = [run.save(step) for step in (3, 6)]
+    text = listed(run, *(folder.name for folder in folders))
+    store = store_of(run.root.parent, None, run.root.name)
+    put_aside_a_damaged_list(store)
+    assert (run.root / LIST_FILE).read_text() == text, "a sound one stays as it is"
+    if damage == "gone":
+        shutil.rmtree(folders[1])
+    else:
+        (run.root / LIST_FILE).write_text(text[:80] if damage == "cut" else "")
+    put_aside_a_damaged_list(store)
+    assert word in caplog.text
+    assert not (run.root / LIST_FILE).exists()
+    assert (run.root / f"{LIST_FILE}.damaged").exists()
+    run.reported.clear()
+    saved = restored()
+    assert saved is not None
+    assert saved.step == (3 if damage == "gone" else 6)
+
+
+def test_without_a_save_a_damaged_list_is_an_error_since_something_else_made_it(run: Run) -> None:
+    (run.root / "checkpoint_2026-01-01_00-00-00").mkdir(parents=True)
+    (run.root / LIST_FILE).write_text("{")
+    with pytest.raises(ConfigError, match=r"is torn, and there is no save .*another name"):
+        put_aside_a_damaged_list(store_of(run.root.parent, None, run.root.name))
+    assert (run.root / LIST_FILE).exists()
+
+
+def test_what_a_run_has_learnt_lies_in_its_storage_too_for_a_driver_on_another_machine(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shapes = (LearntShape(device="T4", num_rows=(8.0, 24.0), own_s=(0.1, 0.2), weights=(1.0, 1.0)),)
+    store = store_of(run.root.parent, None, run.root.name)
+    here = tmp_path / "here"
+    here.mkdir()
+    actor: Any = ControlActor.__new__(ControlActor)
+    actor._host, actor._store = SimpleNamespace(learnt=shapes), store
+    actor._profiles = here / PROFILES_FILE
+    asyncio.run(actor._write_profiles())
+    assert profiles_to_begin_with(None, here) == shapes
+    assert profiles_to_begin_with(None, tmp_path / "elsewhere", store) == shapes
+    (run.root / "rex_ray" / PROFILES_FILE).write_text("{torn")
+    assert profiles_to_begin_with(None, tmp_path / "elsewhere", store) == ()
+    assert "not used" in caplog.text
+    assert profiles_to_begin_with(None, here, store) == shapes, "this machine's own first"
 
 
 def test_snapshots_of_runs_that_nobody_ended_are_removed_after_a_day(tmp_path: Path) -> None:

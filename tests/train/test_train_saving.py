@@ -15,6 +15,7 @@ from train_harness import BATCH, ROWS, assert_nothing_left, journal_of, steps_of
 from rex_ray import ConfigError, RexConfig, RexTrainer
 from rex_ray.control.events import GroupStarted, IncidentReported
 from rex_ray.control.journal import Journal
+from rex_ray.train.checkpoint_list import LIST_FILE
 from rex_ray.train.local_cluster import LocalCluster
 from rex_ray.worker.saving.snapshots import SNAPSHOT_PREFIX, SnapshotPlace
 
@@ -77,9 +78,10 @@ def test_f1_f8_a_killed_worker_a_torn_checkpoint_and_a_full_disk_end_as_if_nothi
     assert_nothing_left()
     assert snapshot_folders(tmp_path / "flags") == [], "nothing is left of a run's snapshots"
 
-    # The newest save is torn while nothing runs, and the disk is full at the next epoch's save.
+    # The newest save and Ray's list are torn while nothing runs, and the disk is full at the next epoch's save.
     newest = saves_in(tmp_path)[-1]
     os.truncate(newest / "state.pt", 700)
+    os.truncate(tmp_path / "storage" / "run" / LIST_FILE, 40)
     second = trainer_in(tmp_path, cluster, num_epochs=4, full_at=2)
     result = second.fit()
     assert result.metrics is not None

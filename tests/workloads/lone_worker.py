@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from scripted import MemoryReporter
+
 from rex_ray.worker.link import MetricRecord, NullLink, Record
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.session import open_session
@@ -20,18 +22,13 @@ class MetricLink(NullLink):
         self.metrics.extend(record.metrics for record in records if isinstance(record, MetricRecord))
 
 
-class NoStorage:
-    def report(self, metrics: Mapping[str, Any], state: Mapping[str, Any] | None) -> None: ...
-
-    def restore(self, on_progress: Any) -> None:
-        return None
-
-
 def train_alone(
     train_loop: Callable[[dict[str, Any]], None], config: dict[str, Any], **options: Any
 ) -> list[Mapping[str, float]]:
     """Run the loop; return what it reported, one mapping per epoch. ``options`` are ``WorkerOptions``'."""
     link = MetricLink()
-    with open_session(options=WorkerOptions(**options), device="CPU", node="here", link=link, reporter=NoStorage()):
+    with open_session(
+        options=WorkerOptions(**options), device="CPU", node="here", link=link, reporter=MemoryReporter()
+    ):
         train_loop(config)
     return link.metrics
