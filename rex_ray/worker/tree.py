@@ -13,7 +13,7 @@ import torch
 
 from rex_ray.core.errors import ConfigError
 
-__all__ = ["is_plain", "leading_rows", "map_tensors", "slice_rows", "tensors_in"]
+__all__ = ["empty_like", "is_plain", "leading_rows", "map_tensors", "slice_rows", "tensors_in"]
 
 # By their very type: a NumPy float is a float, too, and yet nothing that ``weights_only`` reads back.
 _PLAIN_LEAVES = frozenset({type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter})
@@ -79,6 +79,11 @@ def slice_rows(tree: Any, start: int, stop: int, *, num_rows: int, strict: bool 
         return _rebuild(child, cut)
 
     return cut(tree)
+
+
+def empty_like(batch: Any, num_rows: int) -> Any:
+    """Return a batch of ``num_rows`` rows without its rows, which keeps nothing of them in memory."""
+    return map_tensors(torch.clone, slice_rows(batch, 0, 0, num_rows=num_rows))
 
 
 def _holds_columns(items: list[Any] | tuple[Any, ...], num_rows: int) -> bool:

@@ -8,26 +8,21 @@ training on all ranks at one step instead of leaving the others in a collective.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
-
 from rex_ray.core.errors import DataError
 from rex_ray.worker.data.counts import Count, StepCounts, StreamEnd
-from rex_ray.worker.data.dataloader import make_data_loader, num_processes
-from rex_ray.worker.data.failures import LOADER_FAILED, Failure
-from rex_ray.worker.data.requests import ShareRequests
 from rex_ray.worker.data.sampler import Plan, Position
 from rex_ray.worker.data.schedule import Schedule
 from rex_ray.worker.data.source import Drawn
 from rex_ray.worker.data.stream_end import UnknownLengthError, WhenToEnd, account, is_over
 from rex_ray.worker.data.stream_marks import StreamMark
 from rex_ray.worker.data.stream_reader import StreamBatch
+from rex_ray.worker.data.stream_rows import StreamRows
 from rex_ray.worker.measuring.timing import now_s
-from rex_ray.worker.tree import map_tensors, slice_rows
+from rex_ray.worker.tree import empty_like
 
 __all__ = ["StreamSource", "Streams"]
 
@@ -95,27 +90,22 @@ class StreamSource:
         self.dataset = reader.dataset
         self._streams = streams
         self._counts = streams.counts
-        self._num_processes = max(num_processes(options), 1)
         self._resumed = resumed
-        self._requests = ShareRequests(streams.rank, streams.schedule)
-        self._loader: DataLoader[Any] | None = make_data_loader(reader, self._requests, options)
-        self._batches: Iterator[StreamBatch] = iter(())
+        self._own = StreamRows(reader, streams.rank, streams.schedule, streams.tell, options)
         self._epoch: int | None = None
         self._complete: int | None = None
         self._next = Position()
         self._read: _Read | None = None
         self._held: _Held | None = None
         self._again = False
-        self._ended: set[int] = set()
-        self._mark = StreamMark.start(self._num_processes)
+        self._mark = self._own.start
         self._rows: tuple[int, ...] = ()
         self._form: Any = None
-        self._warned = False
 
     @property
     def next_undrawn(self) -> int:
         """See ``Source``."""
-        return self._requests.next_step
+        return self._own.next_step
 
     def num_reference_steps(self, reference_batch: int) -> int:
         """Nobody knows.
@@ -159,7 +149,7 @@ class StreamSource:
                 return None
             if any(count.end is StreamEnd.ENDED for count in counts):
                 # Whoever is left must not be given 0 rows for ever.
-                self._requests.fewest = 1
+                self._own.at_least_one()
             plan = self._plan(counts)
             self._read = None
             before, self._mark = self._mark, read.mark
@@ -167,7 +157,7 @@ class StreamSource:
             if plan.total_rows:
                 self._next = plan.after
             else:  # all of them were left out
-                self._requests.take_back()
+                self._own.read_anew()
             self._read_ahead(self._next.step)
             if plan.total_rows:
                 break
@@ -194,8 +184,7 @@ class StreamSource:
 
     def stop(self) -> None:
         """See ``Source``."""
-        self._batches = iter(())
-        self._loader = None
+        self._own.stop()
         self._read = self._held = None
 
     def close(self, timeout_s: float) -> None:
@@ -205,57 +194,31 @@ class StreamSource:
     # --- inside
 
     def _begin(self, position: Position) -> None:
-        assert self._loader is not None
         self._counts.forget()
         num_ranks = len(self._streams.lengths)
-        rows, mark = self._resumed or ((0,) * num_ranks, StreamMark.start(self._num_processes))
+        rows, mark = self._resumed or ((0,) * num_ranks, self._own.start)
         self._resumed = None
         self._epoch, self._next = position.epoch, position
         self._rows, self._mark = rows, mark
         self._read = self._held = None
         self._again = False
-        self._ended = set()
-        self._requests.begin(position.epoch, position.step, num_void=mark.turn)
-        self._batches = iter(self._loader)
+        self._own.begin(position.epoch, position.step, mark)
 
     def _read_ahead(self, step: int) -> _Read:
         """Read the rows of ``step``, and tell the others of them."""
-        fetched, mark = self._fetch()
-        self._warn_of_left_out(fetched, step)
+        fetched, mark = self._own.read(step, self._mark if self._read is None else self._read.mark)
         if fetched.batch is not None and self._form is None:
             self._form = empty_like(fetched.batch, fetched.num_rows)
         end = StreamEnd.OPEN
         if fetched.failure is not None:
             end = StreamEnd.FAILED
-        elif self._all_ended:
+        elif self._own.have_ended:
             end = StreamEnd.ENDED
         assert self._epoch is not None
         formless = self._form is None
         self._counts.tell(Count(epoch=self._epoch, step=step, num_rows=fetched.num_rows, end=end, formless=formless))
         self._read = _Read(fetched, mark)
         return self._read
-
-    def _fetch(self) -> tuple[StreamBatch, StreamMark]:
-        mark = self._read.mark if self._read is not None else self._mark
-        while not self._all_ended:
-            try:
-                fetched = next(self._batches)
-            except RuntimeError as error:
-                return StreamBatch(None, 0, 0, 0, failure=Failure.of(LOADER_FAILED, error)), mark
-            if fetched.void:
-                continue
-            mark = mark.after(fetched)
-            if fetched.ended:
-                self._ended.add(fetched.process)
-            # Loader processes take turns, and one whose stream is over leaves its turn to the others.
-            if fetched.num_rows or fetched.failure is not None or not fetched.ended:
-                return fetched, mark
-            self._requests.take_back()
-        return StreamBatch(None, 0, 0, 0, ended=True), mark
-
-    @property
-    def _all_ended(self) -> bool:
-        return len(self._ended) == self._num_processes
 
     def _plan(self, counts: Sequence[Count]) -> Plan:
         return Plan(
@@ -284,19 +247,3 @@ class StreamSource:
         if self._streams.rank == 0:
             told = account(self._rows, counts, self._streams.lengths)
             _log.info("epoch %s ends before step %d: %s", self._epoch, self._next.step, told)
-
-    def _warn_of_left_out(self, fetched: StreamBatch, step: int) -> None:
-        if self._warned or fetched.failure is not None or fetched.num_read == fetched.num_rows:
-            return
-        self._warned = True
-        message = (
-            f"rank {self._streams.rank}, step {step}: collate_fn was given {fetched.num_read} rows and returned a "
-            f"batch of {fetched.num_rows}; ranks are weighted by the rows that are there, and no others are trained on"
-        )
-        _log.warning("%s", message)
-        self._streams.tell("rows_left_out", message)
-
-
-def empty_like(batch: Any, num_rows: int) -> Any:
-    """Return a batch of ``num_rows`` rows without its rows, which keeps nothing of them in memory."""
-    return map_tensors(torch.clone, slice_rows(batch, 0, 0, num_rows=num_rows))
