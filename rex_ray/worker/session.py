@@ -44,8 +44,8 @@ from rex_ray.worker.model import replicas
 from rex_ray.worker.model.comm_hook import CommHook
 from rex_ray.worker.model.model_side import ModelSide
 from rex_ray.worker.model.out_of_memory import is_out_of_memory, short
-from rex_ray.worker.model.passes import CountTokens, LossFunction
 from rex_ray.worker.model.scheduling import ReferenceScheduler, Stepping
+from rex_ray.worker.model.share import CountTokens, LossFunction
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.preflight.facts import WorkerFacts
 from rex_ray.worker.preflight.look import Look, gather_facts, look
@@ -493,7 +493,8 @@ class Session:
         self._tracker.hooks.append(hook)
 
     def finish(self) -> None:
-        """Save what was reported last, if it was not saved; called on every rank when the loop has returned."""
+        """End checks under way, and save what was reported last; called on every rank when the loop has returned."""
+        self._model_side.settle()
         self._saves.finish()
 
     def tell_failure(self, error: BaseException) -> None:

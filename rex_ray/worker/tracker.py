@@ -55,6 +55,7 @@ class StepTracker:
         self.hooks: list[StepHook] = []
         self.at_step_begin: list[Callable[[], None]] = []
         self.at_step_end: list[Callable[[StepInHand], None]] = []
+        self.before_record: list[Callable[[StepInHand], None]] = []
         self.is_timed = True
         self.norms = GradientNorms(
             NormSchedule(interval_steps=options.norm_interval_steps, dense_steps=options.norm_dense_steps)
@@ -131,6 +132,8 @@ class StepTracker:
         if step is None or step.closed or not step.num_reductions:
             return
         self._consume(step)
+        for look in self.before_record:
+            look(step)
         step.closed = True
         step_s = now_s() - step.asked_s
         self.last_step_s = step_s

@@ -74,6 +74,7 @@ def compile_and_train(rank: int, way: str) -> tuple[float, list[StepFlag], list[
                     worst = max(worst, float((found - expected).abs().max()))
                     optimizer.step()
                     optimizer.zero_grad()
+                    session.report({})  # which has the step's record written
                 session.report({})
     state = reporter.saves[-1][1]
     assert state is not None

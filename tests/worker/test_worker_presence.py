@@ -130,7 +130,7 @@ def all_that_can_happen(rank: int) -> dict[str, list[Any]]:
     link = ScriptedLink((4, 4, 4))
 
     with told_in_time() as happened["sleeps"], opened(link, **limits) as session:
-        steps(session, lambda step: time.sleep(2.5 * LIMIT_S * (rank == 2 and step == 3)))
+        steps(session, lambda step: time.sleep(2.0 * LIMIT_S * (rank == 2 and step == 3)))
     happened["incidents"] = [r.message for r in link.records if isinstance(r, IncidentRecord) and r.kind == "waiting"]
     meet()
 
@@ -234,16 +234,9 @@ def all_pids(rank: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[GlooGroup]:
-    group = GlooGroup(3)
-    yield group
-    group.stop()
-
-
-@pytest.fixture(scope="module")
-def mishaps(three: GlooGroup) -> Callable[[str], list[list[Any]]]:
+def mishaps(ranks: GlooGroup) -> Callable[[str], list[list[Any]]]:
     """What each rank was told of each mishap, from one run of three processes."""
-    results = three.run(all_that_can_happen, limit_s=100.0)
+    results = ranks.run(all_that_can_happen, limit_s=100.0)
     return lambda name: [result[name] for result in results]
 
 
@@ -309,9 +302,9 @@ class TestWaits:
             assert took_s < TOLD_WITHIN_S
             assert "the store on rank 0, where ranks leave word, has not answered" in message
 
-    def test_f1_a_rank_killed_in_mid_backward_is_named_by_the_others_at_once(self, three: GlooGroup) -> None:
+    def test_f1_a_rank_killed_in_mid_backward_is_named_by_the_others_at_once(self, ranks: GlooGroup) -> None:
         with pytest.raises(RankError) as raised:
-            three.run(killed_in_backward, limit_s=60.0)
+            ranks.run(killed_in_backward, limit_s=60.0)
         zero, one, two = raised.value.errors
         assert one == "the process died"
         for text in (zero, two):

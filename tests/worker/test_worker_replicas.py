@@ -56,15 +56,15 @@ def test_a_hash_sees_one_bit_in_a_long_tensor_and_the_sign_of_zero() -> None:
 # --- drift
 
 
-def drift(rank: int, when: int, where: str, interval: int = 1, rows: int = 120) -> tuple[str, int, int]:
-    """Rank 2 changes something of its own at a step."""
+def drift(rank: int, when: int, where: str, interval: int = 1, leaves: bool = False) -> tuple[str, int, int]:
+    """Rank 2 changes something of its own at a step, with which the loop may be left, without a report."""
     reporter, steps = MemoryReporter(), 0
     try:
         with opened(ScriptedLink(SIZES), reporter, replica_check_interval_steps=interval) as session:
             model = nn.Sequential(nn.BatchNorm1d(6), two_layers()).double()
             model.register_buffer("calls", torch.zeros(1))
             net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-            for _, inputs, targets in session.loader(Rows(rows)):
+            for _, inputs, targets in session.loader(Rows(120)):
                 optimizer.zero_grad()
                 F.mse_loss(net(inputs), targets).backward()
                 if rank == 2 and session.step == when:
@@ -72,6 +72,8 @@ def drift(rank: int, when: int, where: str, interval: int = 1, rows: int = 120) 
                         model.get_parameter(where)[0] += 1e-12
                 optimizer.step()
                 steps += 1
+                if leaves and session.step == when:
+                    return "", steps, 0
             session.report({})
     except RexError as refusal:
         return str(refusal), steps, len(reporter.saves)
@@ -89,6 +91,9 @@ def test_b5_replicas_that_drift_apart_are_told_by_rank_and_name(ranks: GlooGroup
     for error, steps, num_saves in ranks.run(drift, 4, "1.2.bias", 1000):
         assert "the model's replicas differ after step 9: " in error, "a pass does not end without a look"
         assert (steps, num_saves) == (10, 0)
+    for error, steps, _ in ranks.run(drift, 6, "1.2.bias", 1, True):
+        assert "the model's replicas differ before the update of step 6" in error, "nor a loop that is left"
+        assert steps == 7
     for error, _, num_saves in ranks.run(drift, 4, "1.2.bias", 0):
         assert (error, num_saves) == ("accepted", 1), "the change is one that nothing else notices"
 

@@ -180,7 +180,7 @@ class ModelSide:
             self._tracker.hooks.append(updates)
         compiling = Compiling(hooks)
         self._tracker.at_step_begin.append(compiling.step_begins)
-        self._tracker.at_step_end.append(compiling.step_ends)
+        self._tracker.before_record.append(compiling.step_ends)
 
     def _step_of(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, gradients: Gradients, hooks: list[Hook]

@@ -42,7 +42,7 @@ from rex_ray.worker.model.share import CountTokens, LossFunction, Share
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 
-__all__ = ["CountTokens", "LossFunction", "SharePasses"]
+__all__ = ["SharePasses"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,9 @@ from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["ShardedReduction", "refuse_unfit_shards"]
 
+_PROCESS_GROUPS = ("shard_process_group", "replicate_process_group", "reduce_scatter_process_group")
+"""Where FSDP says in which process groups a parameter group's shards meet."""
+
 _WAITS = {"unshard": "parameters", "wait_for_unshard": "parameters", "post_backward": "gradient"}
 """Methods of a parameter group in which a rank waits for the others, and for what."""
 
@@ -97,9 +100,9 @@ class ShardedReduction:
 
     def install(self, model: nn.Module) -> None:
         """Stop the clock in the model's waits, and set their limits."""
-        for group in {p.device_mesh.get_group(dim) for p in _sharded(model) for dim in range(p.device_mesh.ndim)}:
-            _set_limit(group, self._limit_s)
         groups = _parameter_groups(model)
+        for process_group in _process_groups(model, groups or []):
+            _set_limit(process_group, self._limit_s)
         if groups is None:
             self._tracker.is_timed = False
             warnings.warn(
@@ -156,10 +159,6 @@ class _CleanReduction:
         return self._inner(output_tensor, input_tensor, *args, **kwargs)
 
 
-def _sharded(model: nn.Module) -> list[Any]:
-    return [parameter for parameter in model.parameters() if hasattr(parameter, "device_mesh")]
-
-
 def _parameter_groups(model: nn.Module) -> list[Any] | None:
     """Return FSDP's parameter groups, each once; None where they are not what they are here."""
     groups: dict[int, Any] = {}
@@ -177,6 +176,26 @@ def _parameter_groups(model: nn.Module) -> list[Any] | None:
     return list(groups.values())
 
 
+def _process_groups(model: nn.Module, parameter_groups: list[Any]) -> set[Any]:
+    """Return the process groups in which the model's shards meet.
+
+    Torch takes meshes of one shape for equal, so a parameter may name an elder mesh than the one that FSDP uses.
+    """
+    meshes = [parameter.device_mesh for parameter in model.parameters() if hasattr(parameter, "device_mesh")]
+    named = {mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)}
+    infos = [getattr(group, "mesh_info", None) for group in parameter_groups]
+    used = {getattr(info, name, None) for info in infos for name in _PROCESS_GROUPS}
+    return (named | used) - {None}
+
+
 def _set_limit(group: dist.ProcessGroup, limit_s: float) -> None:
-    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    """Limit a group's collectives; where this version of torch has no way to, its own limit stays, and is said."""
+    set_timeout = getattr(dist, "set_timeout", None) or getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+    if set_timeout is None:
+        warnings.warn(
+            f"this version of torch ({torch.__version__}) sets no limit of a process group that exists, so a dead rank "
+            "is noticed as late as the group of fully_shard's mesh allows",
+            stacklevel=6,
+        )
+        return
     set_timeout(timedelta(seconds=limit_s), group)
