@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from rex_ray.worker.group import joining
 from rex_ray.worker.group.asked_saves import SnapshotTurns
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.group.switch import Switch
-from rex_ray.worker.link import ControlLink, IncidentRecord
+from rex_ray.worker.link import ControlLink
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.saving import state
 from rex_ray.worker.tracker import StepTracker
@@ -130,7 +129,8 @@ class Feed:
         offer = offered(dataset, end, options)
         num_rows = offer.num_rows
         reference = joining.reference_batch(self._options, num_rows, self._values.size)
-        self._check_restored(num_rows)
+        if self._restored is not None:
+            state.check_same_data(self._restored, self._tracker.position, num_rows, asked_seed=self._options.seed)
         member = joining.Member(
             spec=spec, dataset_size=num_rows, ahead=offer.ahead, optimizer=optimizer, stream=offer.stream
         )
@@ -149,7 +149,7 @@ class Feed:
             values=self._values,
             collective_timeout_s=self._options.collective_timeout_s,
             by_tokens=self._options.weight_by == "tokens",
-            tell=self._tell,
+            tell=lambda kind, message: self._tracker.incident(self._tracker.position.step, kind, message),
         )
         source: Source
         if num_rows is not None:
@@ -178,17 +178,6 @@ class Feed:
         self._loader = TrainLoader(source, course)
         return self._loader
 
-    def _tell(self, kind: str, message: str) -> None:
-        """Have what was dealt with here journalled."""
-        record = IncidentRecord(
-            generation=self._generation,
-            rank=self._values.rank,
-            step=self._tracker.position.step,
-            kind=kind,
-            message=message,
-        )
-        self._link.send([record])
-
     def save_position(self) -> dict[str, Any]:
         """Return the position in plain values; an epoch's end is the next one's beginning."""
         position = self._tracker.position
@@ -204,16 +193,13 @@ class Feed:
         """Yield epoch numbers from the position's on; each new epoch begins at its first sample."""
         self._leave_complete_epoch()
         try:
-            yield from self._epochs_up_to(num_epochs)
+            while (epoch := self._tracker.position.epoch) < num_epochs:
+                self._epoch_loop = (epoch, num_epochs)
+                yield epoch
+                self._tracker.left_loop()
+                self._tracker.position = Position(epoch=epoch + 1, step=self._tracker.position.step)
         finally:
             self._epoch_loop = None
-
-    def _epochs_up_to(self, num_epochs: int) -> Iterator[int]:
-        while (epoch := self._tracker.position.epoch) < num_epochs:
-            self._epoch_loop = (epoch, num_epochs)
-            yield epoch
-            self._tracker.left_loop()
-            self._tracker.position = Position(epoch=epoch + 1, step=self._tracker.position.step)
 
     def _leave_complete_epoch(self) -> None:
         """Begin the next epoch if this one is complete: a loop over epochs was left by ``break``."""
@@ -271,25 +257,3 @@ class Feed:
             )
         self._leave_complete_epoch()
         return self._tracker.position
-
-    def _check_restored(self, num_rows: int | None) -> None:
-        """Refuse to resume in other data: a cursor means nothing there.
-
-        Raises:
-            ConfigError: the training set has another size than the saved one, or is of another kind.
-        """
-        if self._restored is None:
-            return
-        saved = self._restored["position"]["dataset_size"]
-        began = saved is not None or self._tracker.position.cursor > 0
-        if began and saved != num_rows:
-            then = "streams" if saved is None else f"a training set of {saved} rows"
-            now = "streams" if num_rows is None else f"{num_rows} rows"
-            raise ConfigError(
-                f"the save was made with {then} and this one has {now}; resume with the same data, or start a new run"
-            )
-        if self.seed != self._options.seed:
-            warnings.warn(
-                f"seed={self._options.seed} is without effect: the resumed run's orders are drawn from {self.seed}",
-                stacklevel=4,
-            )

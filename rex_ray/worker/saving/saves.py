@@ -12,7 +12,7 @@ import torch
 from rex_ray.core.errors import StorageError
 from rex_ray.worker.data.feed import Feed
 from rex_ray.worker.group.side_group import SideGroup
-from rex_ray.worker.link import ControlLink, IncidentRecord, MetricRecord
+from rex_ray.worker.link import ControlLink, MetricRecord
 from rex_ray.worker.measuring.timing import now_s
 from rex_ray.worker.saving.checking import check_plain
 from rex_ray.worker.saving.collecting import Collector
@@ -32,7 +32,7 @@ class SavingRank:
 
     Attributes:
         reporter: takes metrics and states.
-        link: takes metrics and incidents for the journal.
+        link: takes metrics for the journal.
         group: ranks to agree with.
         tracker: the step in hand and the position.
         feed: the data side.
@@ -56,11 +56,7 @@ class SavingRank:
 
     def tell(self, kind: str, message: str) -> None:
         """Have the journal know of something."""
-        step = self.tracker.position.step
-        incident = IncidentRecord(
-            generation=self.generation, rank=self.group.rank, step=step, kind=kind, message=message
-        )
-        self.link.send([incident])
+        self.tracker.incident(self.tracker.position.step, kind, message)
 
 
 class Saves:

@@ -6,6 +6,7 @@ the data is (epoch, cursor): a group of any size can go on from it.
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ __all__ = [
     "Prepared",
     "Stateful",
     "allocation_of",
+    "check_same_data",
     "load_part",
     "lr_factor_of",
     "position_of",
@@ -112,6 +114,32 @@ def position_of(state: Mapping[str, Any]) -> Position:
     """Return the saved position."""
     saved = state["position"]
     return Position(epoch=saved["epoch"], cursor=saved["cursor"], step=saved["step"])
+
+
+def check_same_data(state: Mapping[str, Any], position: Position, num_rows: int | None, *, asked_seed: int) -> None:
+    """Refuse to resume in other data: a cursor means nothing there.
+
+    Args:
+        state: what was saved.
+        position: where training stands, before the save's place in the data is used.
+        num_rows: of the training set; None: it is a stream.
+        asked_seed: the user's; the saved one counts, and another one is warned of.
+
+    Raises:
+        ConfigError: the training set has another size than the saved one, or is of another kind.
+    """
+    saved, seed = state["position"]["dataset_size"], state["position"]["seed"]
+    began = saved is not None or position.cursor > 0
+    if began and saved != num_rows:
+        then = "streams" if saved is None else f"a training set of {saved} rows"
+        now = "streams" if num_rows is None else f"{num_rows} rows"
+        raise ConfigError(
+            f"the save was made with {then} and this one has {now}; resume with the same data, or start a new run"
+        )
+    if seed != asked_seed:
+        warnings.warn(
+            f"seed={asked_seed} is without effect: the resumed run's orders are drawn from {seed}", stacklevel=4
+        )
 
 
 def save_allocation(allocation: Allocation | None, devices: Sequence[str] = ()) -> dict[str, Any] | None:
