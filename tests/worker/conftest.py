@@ -14,3 +14,11 @@ def ranks() -> Iterator[GlooGroup]:
     group = GlooGroup(3)
     yield group
     group.stop()
+
+
+@pytest.fixture(scope="session")
+def pair() -> Iterator[GlooGroup]:
+    """A group of another size, for what is resumed by fewer ranks."""
+    group = GlooGroup(2)
+    yield group
+    group.stop()

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -110,13 +110,6 @@ def _let_snapshot_end(session: Session) -> None:
     kept = session._saves._rank.snapshots
     if kept is not None and kept._writer is not None:
         kept._writer.join()
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[GlooGroup]:
-    group = GlooGroup(2)
-    yield group
-    group.stop()
 
 
 def all_rows(results: list[Any], epoch: int) -> list[int]:
