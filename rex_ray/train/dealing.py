@@ -8,6 +8,7 @@ slow ones' alone. Here nobody owns a block until it is asked for, and each is de
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,8 @@ import ray
 from ray.data import DataIterator
 
 __all__ = ["Dealer", "DealtShard", "deal"]
+
+logger = logging.getLogger("rex_ray")
 
 
 class Dealer:
@@ -31,11 +34,14 @@ class Dealer:
         self._pass = -1
         self._bundles: Iterator[Any] = iter(())
         self._blocks: deque[Any] = deque()
+        self._is_dealt = True
+        self._warned = False
 
     def next_block(self, pass_number: int) -> Any:
         """Return the next block's bundle, None at the pass's end. Whoever first asks for a later pass begins it."""
         if pass_number > self._pass:
-            self._pass = pass_number
+            self._warn_of_undealt()
+            self._pass, self._is_dealt = pass_number, False
             self._blocks.clear()
             self._bundles = iter(self._dataset.iter_internal_ref_bundles())
         if pass_number < self._pass:
@@ -43,6 +49,7 @@ class Dealer:
         while not self._blocks:
             bundle = next(self._bundles, None)
             if bundle is None:
+                self._is_dealt = True
                 return None
             self._blocks.extend(_single_blocks(bundle))
         return self._blocks.popleft()
@@ -50,6 +57,17 @@ class Dealer:
     def context(self) -> Any:
         """Return the data set's context."""
         return self._dataset.context
+
+    def _warn_of_undealt(self) -> None:
+        if not self._is_dealt and not self._warned:
+            self._warned = True
+            logger.warning(
+                "a worker begins pass %d over data set %s before all blocks of the last one were dealt, and nobody is "
+                "given those any more: right where an epoch ends with the shortest stream, else have every worker "
+                "iterate its shard equally often, and to its end",
+                self._pass + 1,
+                self._dataset.name,
+            )
 
     def schema(self) -> Any:
         """Return the data set's schema."""
