@@ -2,7 +2,8 @@
 
 Live, on an emulated cluster of single-worker nodes, T4 and V100 by published ratios: a worker is killed in the midst of
 its backward pass, a node is taken away without notice, one is added, one is taken away with 30 s notice. Each is
-befallen a run of its own; with ``--quick`` one run after the other of them, and the notice is 12 s.
+befallen a run of its own; with ``--quick`` machines alone come and go, one after the other in one run, and the notice
+is 12 s.
 
 - ``seconds``: training stands still, from the last step of the old group to the first one of the new. Where a loss is
   found out only later, that is in it; where a node joins, it trains on until Ray Train resizes the group.
@@ -89,7 +90,7 @@ FAULTS: Final = (
 
 def measure(settings: Settings) -> Findings:
     """Measure how long training stands still when machines come and go, and that no row is lost."""
-    runs = [FAULTS] if settings.quick else [(fault,) for fault in FAULTS]
+    runs = [FAULTS[1:]] if settings.quick else [(fault,) for fault in FAULTS]
     notice_s = _QUICK_NOTICE_S if settings.quick else _NOTICE_S
     rows: list[Row] = []
     ends: list[Row] = []

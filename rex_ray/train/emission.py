@@ -108,7 +108,7 @@ class Emission:
             case RequestWorldSize(num_workers=num_workers, reason=reason):
                 logger.warning("the policy asks for %d workers (%s); resizing is up to you", num_workers, reason)
             case RequestCheckpoint(reason=reason):
-                logger.warning("a save is asked for: %s", reason)
+                logger.info("a save is asked for: %s", reason)
                 self._save = command
                 self._on_save()
             case unknown:

@@ -20,6 +20,8 @@ _MOST_OF_A_KIND: Final = 256
 _MOST_KINDS: Final = 64
 _MOST_CHARACTERS: Final = 2000
 _MOST_RANKS: Final = 4096
+_ORDINARY: Final = frozenset({"preflight", "save"})
+"""Kinds of incident that are told for the record, not because anything went wrong."""
 
 
 class Intake:
@@ -79,7 +81,8 @@ class Intake:
                 self._dropped["malformed record"] += 1
             elif self._is_worth_a_line(incident.kind):
                 message = incident.message[:_MOST_CHARACTERS]
-                logger.warning("rank %d, step %d: %s", incident.rank, incident.step, message)
+                level = logging.INFO if incident.kind in _ORDINARY else logging.WARNING
+                logger.log(level, "rank %d, step %d: %s", incident.rank, incident.step, message)
                 yield IncidentReported(
                     generation=incident.generation,
                     rank=incident.rank,

@@ -19,7 +19,8 @@ class Outbox:
     """Bounded, and honest about what it lost. One thread puts, another takes."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Record] = deque()
+        # Full, it lets go of the oldest by itself: two threads that both take from it could meet at its last one.
+        self._waiting: deque[Record] = deque(maxlen=_MOST_WAITING)
         # One count per thread: an increment is no atomic operation.
         self._num_overflown = 0
         self._num_untaken = 0
@@ -33,25 +34,22 @@ class Outbox:
         """Records that never reached the queue."""
         return self._num_overflown + self._num_untaken
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether the last put whose fate is known failed."""
-        return self._is_broken
-
     def put(self, records: Sequence[Record]) -> bool:
         """Take records, the oldest ones' place where there are too many; return whether to send soon."""
+        self._num_overflown += max(len(self._waiting) + len(records) - _MOST_WAITING, 0)
         self._waiting.extend(records)
-        while len(self._waiting) > _MOST_WAITING:
-            self._waiting.popleft()
-            self._num_overflown += 1
         return len(self._waiting) >= _EARLY_RECORDS
 
-    def take(self, now_s: float) -> list[Record]:
-        """Return what to put into the queue now, and count it as under way; what must not be sent is dropped."""
-        records = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        if records and (now_s < self._retry_at_s or self._num_in_flight >= _MOST_IN_FLIGHT):
-            self._num_untaken += len(records)
+    def take(self, now_s: float, *, is_last: bool = False) -> list[Record]:
+        """Return what to put into the queue now, and count it as under way; nothing while the queue takes none.
+
+        Args:
+            now_s: the present.
+            is_last: nobody asks again, so that even a queue that took nothing is tried once more.
+        """
+        if not is_last and (now_s < self._retry_at_s or self._num_in_flight >= _MOST_IN_FLIGHT):
             return []
+        records = [self._waiting.popleft() for _ in range(len(self._waiting))]
         self._num_in_flight += bool(records)
         return records
 

@@ -84,7 +84,7 @@ class Pump:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         references = [reference for reference, _ in self._in_flight]
-        if references and not self._outbox.is_broken and ray.is_initialized():
+        if references and ray.is_initialized():
             ray.wait(references, num_returns=len(references), timeout=max(deadline - time.monotonic(), 0.0))
 
     def _run(self) -> None:
@@ -93,11 +93,11 @@ class Pump:
             self._early.clear()
             self._send()
             self._stopping.wait(_LEAST_INTERVAL_S)
-        self._send()
+        self._send(is_last=True)
 
-    def _send(self) -> None:
+    def _send(self, *, is_last: bool = False) -> None:
         self._settle()
-        records = self._outbox.take(time.monotonic())
+        records = self._outbox.take(time.monotonic(), is_last=is_last)
         if records:
             batch = encode(self._rank, records, self._outbox.num_dropped)
             # Queue.put_nowait would wait for the answer.

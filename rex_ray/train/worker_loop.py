@@ -60,20 +60,20 @@ def run_worker(config: dict[str, Any], *, loop: TrainLoop, wiring: Wiring) -> An
     remove_stale_snapshots()
     context = ray.train.get_context()
     link = RayLink(wiring.control, wiring.queue, context.get_world_rank(), context.get_world_size())
-    with open_session(
-        options=wiring.options,
-        device=device_kind(wiring.device_label),
-        node=_node_name(),
-        link=link,
-        reporter=RayReporter(wiring.options.storage_retry_s),
-        torch_device=ray.train.torch.get_device(),
-        snapshots=SnapshotPlace(run=wiring.run_id, node=_node_name()),
-    ):
-        try:
+    try:
+        with open_session(
+            options=wiring.options,
+            device=device_kind(wiring.device_label),
+            node=_node_name(),
+            link=link,
+            reporter=RayReporter(wiring.options.storage_retry_s),
+            torch_device=ray.train.torch.get_device(),
+            snapshots=SnapshotPlace(run=wiring.run_id, node=_node_name()),
+        ):
             return call_loop(loop, config)
-        except LinkError:
-            wait_out_notice()
-            raise
+    except LinkError:  # also what the session makes of a backend's own error, as it ends
+        wait_out_notice()
+        raise
 
 
 def device_kind(device_label: str) -> str:

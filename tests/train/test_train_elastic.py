@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ray.train import FailureConfig, ScalingConfig
 
-from rex_ray import ConfigError, RexConfig, RexTrainer
+from rex_ray import ConfigError, LinkError, RexConfig, RexTrainer
 from rex_ray.control.commands import RequestCheckpoint
 from rex_ray.core.types import LearntShape, WorkerSpec
-from rex_ray.train import drains
+from rex_ray.train import drains, worker_loop
 from rex_ray.train.drains import LAST_SAVE_S, DrainWatch, draining_nodes, node_tag, wait_out_notice
 from rex_ray.train.emission import Emission
 from rex_ray.train.listener import Listener
@@ -59,6 +63,35 @@ def test_f5_peers_that_go_when_notice_said_are_not_reported_as_a_failure_before_
     monkeypatch.setattr(drains, "_notice_left_s", lambda: left_s)
     wait_out_notice()
     assert sum(slept) == waits_s
+
+
+def test_f5_a_backends_own_error_is_waited_out_too_though_only_the_session_makes_it_a_link_error(monkeypatch):
+    waited = []
+
+    @contextmanager
+    def session_that_explains(**_: Any) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise LinkError("rank 0 waited for rank 1") from error
+
+    def loop() -> None:
+        raise RuntimeError("gloo: connection closed by peer")
+
+    context = SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 2)
+    monkeypatch.setattr(worker_loop.ray.train, "get_context", lambda: context)
+    monkeypatch.setattr(worker_loop.ray.train.torch, "get_device", lambda: None)
+    monkeypatch.setattr(worker_loop, "device_kind", str)
+    monkeypatch.setattr(worker_loop, "_node_name", str)
+    monkeypatch.setattr(worker_loop, "RayLink", lambda *_: None)
+    monkeypatch.setattr(worker_loop, "RayReporter", lambda _: None)
+    monkeypatch.setattr(worker_loop, "open_session", session_that_explains)
+    monkeypatch.setattr(worker_loop, "wait_out_notice", lambda: waited.append(True))
+    options = RexConfig(global_batch_size=32).worker_options()
+    wiring = worker_loop.Wiring(options=options, device_label="label", control=None, queue=Any, run_id="run")
+    with pytest.raises(LinkError):
+        worker_loop.run_worker({}, loop=loop, wiring=wiring)
+    assert waited == [True]
 
 
 def test_a_ray_that_does_not_say_what_it_drains_costs_no_more_than_a_line(monkeypatch, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from train_batches import group, records
 from train_harness import journal_of, steps_of, wait_for
 
 from rex_ray import InfeasibleError, LinkError, RexConfig
+from rex_ray.core.types import Allocation
 from rex_ray.train.control_actor import ControlActor
 from rex_ray.train.link import RayLink
 from rex_ray.train.local_cluster import LocalCluster
@@ -27,12 +29,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 class Rig:
     """A control actor with its queue, and the links that were made to them."""
 
-    def __init__(self, journal_dir: Path, config: RexConfig) -> None:
+    def __init__(self, journal_dir: Path, config: RexConfig, kind: type[ControlActor] = ControlActor) -> None:
         name = f"queue-{uuid.uuid4().hex}"
         self.journal_dir = journal_dir
         self.queue = Queue(actor_options={"num_cpus": 0, "name": name})
         self.control = (
-            ray.remote(ControlActor)
+            ray.remote(kind)
             .options(num_cpus=0, max_restarts=-1, max_concurrency=100)
             .remote(config, name, str(journal_dir))
         )
@@ -68,10 +70,10 @@ class Rig:
 def make_rig(cluster: LocalCluster, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     rigs: list[Rig] = []
 
-    def make(**options: Any) -> Rig:
+    def make(kind: type[ControlActor] = ControlActor) -> Rig:
         journal_dir = tmp_path / "journal"
         journal_dir.mkdir()
-        rigs.append(Rig(journal_dir, RexConfig(global_batch_size=32, **options)))
+        rigs.append(Rig(journal_dir, RexConfig(global_batch_size=32), kind))
         return rigs[-1]
 
     yield make
@@ -97,6 +99,33 @@ def test_records_go_out_and_a_better_allocation_comes_back(make_rig: Callable[..
     assert status.fault is None
     assert status.dropped == {}
     assert [step.step for step in steps_of(journal_of(rig.journal_dir))] == list(range(20))
+
+
+class DeafActor(ControlActor):
+    """Answers everything but the question for news."""
+
+    async def latest(self, generation: str, version: int, save_number: int = -1) -> Allocation | None:
+        await asyncio.sleep(3600)
+        return None
+
+
+def test_a_blocked_call_means_that_nobody_hears_of_a_switch_and_nobody_waits_for_it(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig(DeafActor)
+    links = [rig.link(0), rig.link(1)]
+    first = links[0].join(group(), 30.0)
+    for step in range(20):
+        for rank, link in enumerate(links):
+            link.send(records(rank, [step], first))
+    wait_for(lambda: rig.status().allocation.version > first.version, 20, "a new allocation")
+    assert rig.status().last_step == 19
+    began = time.perf_counter()
+    assert links[0].latest() is None
+    for link in links:
+        link.close(2.0)
+    assert time.perf_counter() - began < 2 * 2.0 + 1.0
+    assert rig.finish().fault is None
 
 
 def test_evidence_of_another_group_is_dropped_and_counted(make_rig: Callable[..., Rig]) -> None:

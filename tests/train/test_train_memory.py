@@ -16,7 +16,7 @@ from rex_ray.control.journal import Journal
 from rex_ray.control.replay import replay
 from rex_ray.train.local_cluster import LocalCluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def rows_of_the_scarce(journal: Journal) -> list[int]:

@@ -14,7 +14,7 @@ from rex_ray.control.events import GroupStarted
 from rex_ray.control.replay import replay
 from rex_ray.train.local_cluster import LocalCluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def trained(storage: Path, cluster: LocalCluster, num_epochs: int, global_batch_size: int, **config: Any) -> RexTrainer:
