@@ -84,6 +84,8 @@ def command(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     own, _ = parsed_apart(parser, arguments)
     without = frozenset(fault for fault in own.without.split(",") if fault)
+    if unknown := without.difference(FAULTS):
+        parser.error(f"--without: unknown faults {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
 
     def chaos(settings: Settings) -> Findings:
         """Have the control plane go through random faults, seed by seed, and count the invariants that break."""

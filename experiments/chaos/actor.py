@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rex_ray.config import RexConfig
@@ -11,6 +13,7 @@ from rex_ray.control.journal import Chunk
 from rex_ray.core.types import Allocation
 from rex_ray.search.helper import HelperLimits, SearchHelper
 from rex_ray.train.control_host import ControlHost
+from rex_ray.train.listener import Listener
 
 if TYPE_CHECKING:
     from experiments.chaos.world import World
@@ -55,6 +58,18 @@ class MemoryStore:
             raise Killed if doom == "torn" else OSError(errno.ENOSPC, "no space left on the device")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Poll:
+    """A call that waits for news: of an allocation beyond a version, or of a save beyond a number."""
+
+    due_s: float
+    generation: str
+    version: int
+    save_number: int
+    answer: Callable[[Any], None]
+    fail: Callable[[], None]
+
+
 class Actor:
     """Calls come in, some of them wait; one thing at a time, as on an actor's event loop."""
 
@@ -69,7 +84,7 @@ class Actor:
         self._started_s = 0.0
         self._slow_until_s = 0.0
         self._early: list[Callable[[], None]] = []
-        self._polls: list[tuple[float, str, int, Callable[[Any], None], Callable[[], None]]] = []
+        self._polls: list[_Poll] = []
         self._in_turn = False
 
     def start(self) -> None:
@@ -108,18 +123,28 @@ class Actor:
         self._slow_until_s = 0.0
         self._life += 1
         self.num_restarts += 1
-        for _, _, _, _, fail in polls:
-            world.clock.after(0.1, fail)
+        for poll in polls:
+            world.clock.after(0.1, poll.fail)
         world.clock.after(world.chance.of("restart").uniform(0.2, _RESTART_S), self._start_unless_up)
 
     def call(self, act: Callable[[ControlHost], Any], answer: Callable[[Any], None], fail: Callable[[], None]) -> None:
         """Have a method run; of an actor that is down it waits, or fails."""
         self._arrive(lambda: self._run(lambda host: answer(act(host)), fail), fail)
 
-    def latest(self, generation: str, version: int, answer: Callable[[Any], None], fail: Callable[[], None]) -> None:
-        """The long poll."""
-        due_s = self._world.clock.now_s + _POLL_LIMIT_S
-        self._arrive(lambda: self._polls.append((due_s, generation, version, answer, fail)), fail)
+    def latest(
+        self, generation: str, listener: Listener, answer: Callable[[Any], None], fail: Callable[[], None]
+    ) -> None:
+        """The long poll of a listener that has joined."""
+        assert listener.known_version is not None
+        poll = _Poll(
+            due_s=self._world.clock.now_s + _POLL_LIMIT_S,
+            generation=generation,
+            version=listener.known_version,
+            save_number=listener.known_save,
+            answer=answer,
+            fail=fail,
+        )
+        self._arrive(lambda: self._polls.append(poll), fail)
         self._answer_polls()
 
     def beat_once(self, *, ticks: bool) -> None:
@@ -193,13 +218,13 @@ class Actor:
     def _answer_polls(self) -> None:
         if self.host is None:
             return
-        waiting = []
-        for due_s, generation, version, answer, fail in self._polls:
-            news = self.host.newer(generation, version)
-            if news is not None or self._world.clock.now_s >= due_s:
-                self._world.clock.after(self._world.net_delay_s(), lambda answer=answer, news=news: answer(news))
+        host, waiting = self.host, []
+        for poll in self._polls:
+            news = host.newer(poll.generation, poll.version) or host.newer_save(poll.generation, poll.save_number)
+            if news is not None or self._world.clock.now_s >= poll.due_s:
+                self._world.clock.after(self._world.net_delay_s(), partial(poll.answer, news))
             else:
-                waiting.append((due_s, generation, version, answer, fail))
+                waiting.append(poll)
         self._polls = waiting
 
     def _news(self, allocation: Allocation) -> None:

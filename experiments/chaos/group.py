@@ -12,6 +12,7 @@ from experiments.chaos.link import Link
 from rex_ray.core.types import Allocation, StepFlag, StepRecord
 from rex_ray.worker.data.sampler import ElasticSampler, Plan, Position
 from rex_ray.worker.data.schedule import Schedule
+from rex_ray.worker.group.asked_saves import AskedSaves
 from rex_ray.worker.group.protocol import SwitchProtocol
 from rex_ray.worker.link import IncidentRecord, MetricRecord, Record
 
@@ -38,6 +39,9 @@ class _Rank:
             next_undrawn=lambda: self.sampler.next_undrawn,
             ahead=group.ahead,
             interval_steps=_INTERVAL_STEPS,
+        )
+        self.saves = AskedSaves(
+            newest=lambda: group.link.listener.save if rank == 0 else None, save=lambda _: group.asked_to_save(rank)
         )
         self.messages: deque[tuple[float, ...]] = deque()
         self.has_said = False
@@ -85,6 +89,8 @@ class Group:
         self.counts = save.counts.copy()
         self.num_steps = 0
         self.in_force: Allocation | None = None
+        self.newest_saved = -1
+        self._savers: list[int] = []
         chance = world.chance.of("group")
         self._aheads = [chance.choice((0, 0, 1, 2, 4)) for _ in range(num_ranks)]
         self.ahead = max(self._aheads)
@@ -106,6 +112,11 @@ class Group:
         self.is_alive = False
         self.link.cut()
 
+    def asked_to_save(self, rank: int) -> bool:
+        """A rank saves before the next step, since somebody asked."""
+        self._savers.append(rank)
+        return True
+
     # --- training
 
     def _begin(self, first: Allocation) -> None:
@@ -122,16 +133,28 @@ class Group:
         self.world.chance.of("order").shuffle(order)
         for number in order:
             rank = self._ranks[number]
-            if not rank.protocol.is_boundary(step):
-                continue
-            if rank.has_said:
-                self.world.laws.check("no rank hangs", bool(rank.messages), f"rank {number} waits before step {step}")
-                rank.protocol.hear(rank.messages.popleft(), step)
-            said = rank.protocol.say(step, self._last_step_s)
-            rank.has_said = True
-            if number == 0:
-                for other in self._ranks:
-                    other.messages.append(said)
+            if rank.protocol.is_boundary(step):
+                self._boundary(number, step)
+            rank.saves.make()
+        if self._savers:
+            is_all = sorted(self._savers) == list(range(self.num_ranks))
+            self.world.laws.check("one save, all ranks", is_all, f"ranks {self._savers} save before step {step}")
+            self._savers.clear()
+            self.newest_saved = self.link.listener.known_save
+            self.world.save(self)
+
+    def _boundary(self, number: int, step: int) -> None:
+        rank = self._ranks[number]
+        if rank.has_said:
+            self.world.laws.check("no rank hangs", bool(rank.messages), f"rank {number} waits before step {step}")
+            *shares, asked = rank.messages.popleft()
+            rank.protocol.hear(shares, step)
+            rank.saves.hear(asked)
+        said = (*rank.protocol.say(step, self._last_step_s), rank.saves.say())
+        rank.has_said = True
+        if number == 0:
+            for other in self._ranks:
+                other.messages.append(said)
 
     def _step(self) -> None:
         if not self.is_alive:
@@ -161,7 +184,7 @@ class Group:
         self._last_step_s = max(own_s)
         if self.num_steps % _SAVE_EVERY == 0:
             world.save(self)
-        stalled_s = world.chance.delay_s("stall", 0.0, 40.0, 0.001)
+        stalled_s = world.chance.delay_s("stall", 0.0, 70.0, 0.001)
         world.clock.after(self._last_step_s + stalled_s, self._step)
 
     def _end_epoch(self, batches: list[Any]) -> None:

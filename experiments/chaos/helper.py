@@ -44,8 +44,8 @@ class StubChild:
     def send(self, message: Message) -> None:
         """Take a message, over the wire and back."""
         chance = self._world.chance
-        self._is_alive = self._is_alive and not chance.strikes("helper dies", 0.02)
-        self._is_silent = self._is_silent or chance.strikes("helper silent", 0.03)
+        self._is_alive = self._is_alive and not chance.strikes("helper dies", 0.06)
+        self._is_silent = self._is_silent or chance.strikes("helper silent", 0.1)
         if self._is_alive and not self._is_silent:
             # A pipe keeps the order of what is written into it.
             now_s = self._world.clock.now_s

@@ -11,7 +11,7 @@ from rex_ray.core.types import Allocation, Problem, WorkerSpec
 from rex_ray.train.listener import Listener
 from rex_ray.train.outbox import Outbox
 from rex_ray.train.wire import encode
-from rex_ray.worker.link import GroupInfo, NullLink, Record
+from rex_ray.worker.link import GroupInfo, NullLink, Record, SaveRequest
 
 if TYPE_CHECKING:
     from experiments.chaos.world import World
@@ -135,7 +135,7 @@ class Link:
             self._num_polls += 1
             self._world.clock.after(delay_s, self._poll)
 
-        def answer(news: Allocation | None) -> None:
+        def answer(news: Allocation | SaveRequest | None) -> None:
             if self._world.chance.strikes("answer lost", 0.03):
                 return
             self.listener.hear(news)
@@ -148,11 +148,11 @@ class Link:
                 again(self._back_off_s)
                 self._back_off_s = min(2 * self._back_off_s, _LAST_BACK_OFF_S)
 
-        version, generation = self.listener.known_version, self._info.generation
-        if version is None:
+        listener, generation = self.listener, self._info.generation
+        if listener.known_version is None:
             self._call_join(answer, fail)
         else:
-            self._call(lambda: self._world.actor.latest(generation, version, answer, fail))
+            self._call(lambda: self._world.actor.latest(generation, listener, answer, fail))
         self._world.clock.after(_POLL_LIMIT_S, fail)
 
     def _call(self, call: Callable[[], None]) -> None:

@@ -17,8 +17,8 @@ _ASK_LIMIT_S = 2.0
 
 FAULTS = (
     "actor killed",
-    "actor killed, torn",
-    "actor killed, before emit",
+    "actor killed in a write",
+    "actor killed before it tells",
     "actor slow",
     "disk full",
     "queue lost",
@@ -44,6 +44,12 @@ FAULTS = (
 )
 """Every kind of fault, by the name under which it can be left out."""
 
+_DOOMS = {
+    "torn": ("actor killed in a write", 0.02),
+    "before emit": ("actor killed before it tells", 0.02),
+    "full": ("disk full", 0.004),
+}
+
 
 class Mishaps:
     """Strikes a world.
@@ -61,8 +67,8 @@ class Mishaps:
         if chance.strikes("actor killed", 0.02):
             world.actor.kill()
         if world.actor.store.doom is None:
-            for how, probability in (("torn", 0.02), ("before emit", 0.02), ("full", 0.004)):
-                if chance.strikes(f"actor killed, {how}" if how != "full" else "disk full", probability):
+            for how, (fault, probability) in _DOOMS.items():
+                if chance.strikes(fault, probability):
                     world.actor.doomed(how)
         if chance.strikes("actor slow", 0.02):
             world.actor.be_slow(chance.of("actor slow").uniform(1.0, 40.0))
@@ -76,7 +82,7 @@ class Mishaps:
             self._lose_group(told=True)
         elif world.group.is_alive and chance.strikes("group resized", 0.01):
             self._lose_group(told=False)
-        if chance.strikes("outside event", 0.05):
+        if chance.strikes("outside event", 0.1):
             self._tell_something()
         host = world.actor.host
         if host is not None and host.fault is not None and chance.of("fault").random() < 0.05:

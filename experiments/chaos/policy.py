@@ -96,7 +96,7 @@ def _wish(sizes: tuple[int, ...], drawn: float, rng: np.random.Generator) -> Dec
     if drawn < 0.2:
         grown = tuple(int(size) for size in rng.integers(1, 12, len(sizes)))
         return ChangeGlobalBatch(proposal=Proposal(local_batch_sizes=grown, lr_factor=1.5), reason="another batch")
-    if drawn < 0.4 and len(sizes) > 1:
+    if drawn < 0.6 and len(sizes) > 1:
         return Search(problem=_question(sizes), reason="is there better?", evidence={"drawn": drawn})
     return Reallocate(proposal=Proposal(local_batch_sizes=_moved(sizes, rng)), reason="a row moves", predicted_gain=0.1)
 

@@ -184,6 +184,8 @@ class World:
         assert host is not None
         assert group.in_force is not None
         self.laws.settled(host, group.generation, group.in_force, group.position.step - 1)
+        asked = host.newer_save(group.generation, group.newest_saved)
+        self.laws.check("asked for and saved", asked is None, f"{asked} came to nothing, {group.newest_saved} is saved")
         host.end("finished")
         self.laws.check("no fault of its own", host.fault is None, f"the controller failed: {host.fault}")
         return self.laws.journal(self.actor.store.read(), self._policy)

@@ -20,8 +20,11 @@ from rex_ray.control import controller, decisions, handlers
 from rex_ray.control.assembly import StepAssembler
 from rex_ray.control.outcome import Rules
 from rex_ray.train.control_host import ControlHost
+from rex_ray.train.listener import Listener
 from rex_ray.worker.data.schedule import Schedule
+from rex_ray.worker.group.asked_saves import AskedSaves
 from rex_ray.worker.group.protocol import SwitchProtocol
+from rex_ray.worker.link import SaveRequest
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +149,22 @@ def an_odd_batch_is_fatal(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("rex_ray.train.intake.checked", lambda batch: batch)
 
 
+def a_rank_hears_of_no_save(patch: pytest.MonkeyPatch) -> None:
+    """Every other word about a save is lost on whoever hears it."""
+
+    def hear(self: AskedSaves, told: float) -> None:
+        heard[0] += told != 0.0
+        true_hear(self, 0.0 if heard[0] % 3 == 2 else told)
+
+    heard, true_hear = [0], AskedSaves.hear
+    patch.setattr(AskedSaves, "hear", hear)
+
+
+def requests_for_saves_are_not_listened_to(patch: pytest.MonkeyPatch) -> None:
+    true_hear = Listener.hear
+    patch.setattr(Listener, "hear", lambda self, news: None if isinstance(news, SaveRequest) else true_hear(self, news))
+
+
 MUTATIONS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     no_lead_check: {"one step, one plan", "rows exactly once"},
     lead_too_small: {"no crash"},
@@ -157,11 +176,13 @@ MUTATIONS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     losses_name_no_group: {"never wedged"},
     proposals_pass_for_facts: {"a decision is a proposal"},
     an_odd_batch_is_fatal: {"no crash", "no fault of its own"},
+    a_rank_hears_of_no_save: {"one save, all ranks"},
+    requests_for_saves_are_not_listened_to: {"asked for and saved"},
 }
 
 
 def first_broken(num_seeds: int, num_events: int = 4000) -> Outcome:
-    for seed in range(num_seeds):
+    for seed in (3, *range(num_seeds)):  # most mutations are found by it
         outcome = run_seed(seed, num_events)
         if outcome.broken is not None:
             return outcome
