@@ -135,6 +135,15 @@ def test_incidents_at_every_step_do_not_fill_the_disk() -> None:
     assert sum(map(len, memory.files.values())) < 300 * 2500
 
 
+def test_what_is_told_for_the_record_alone_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    host, _ = host_with_group()
+    caplog.set_level("INFO", logger="rex_ray")
+    for kind in ("preflight", "save", "storage"):
+        host.take(encode(0, [IncidentRecord(generation="g", rank=0, step=0, kind=kind, message=f"told of {kind}")]))
+    told = {line.getMessage().split()[-1]: line.levelname for line in caplog.records if "told of" in line.getMessage()}
+    assert told == {"preflight": "INFO", "save": "INFO", "storage": "WARNING"}
+
+
 def test_what_a_restarted_worker_dropped_is_added_to_what_its_predecessor_did() -> None:
     host, _ = host_with_group()
     for dropped in (3, 5, 5, 2):
