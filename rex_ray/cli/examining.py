@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rex_ray.train.preflight import Examination
+from rex_ray.train.examination import Examination
 from rex_ray.worker.preflight.look import ALL_REDUCE_BYTES
 from rex_ray.worker.preflight.table import COLUMNS, cells
 

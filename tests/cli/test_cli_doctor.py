@@ -12,7 +12,7 @@ import pytest
 from rex_ray.cli import main
 from rex_ray.core.errors import ConfigError
 from rex_ray.train import preflight
-from rex_ray.train.preflight import Examination, NodeFacts, Probe, chosen_nodes, findings_of
+from rex_ray.train.examination import Examination, NodeFacts, Probe, chosen_nodes, findings_of
 from rex_ray.worker.preflight.facts import WorkerFacts
 
 LABEL = "ray.io/accelerator-type"
