@@ -101,7 +101,7 @@ class _Variant:
             group=SideGroup(60.0),
             policy="stop",
             model=self._net,
-            reduced=reduction.flat_gradients,
+            reduction=reduction,
         ).before_update
 
     def step(self) -> float:

@@ -180,6 +180,46 @@ def test_b8_ignored_a_nan_poisons_all_as_in_plain_pytorch(ranks: GlooGroup) -> N
         assert max(outcome.measured) <= POISONED_STEP, "evidence is finite: at most the own one of the step itself"
 
 
+def train_in_single_precision(rank: int) -> tuple[list[int], list[int], torch.Tensor, float]:
+    """Rank 1 meets a NaN in step 2; in step 4 the loop itself, on every rank, once the gradient is reduced."""
+    link, known, alone = ScriptedLink(SIZES), [], two_layers().float()
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+    with opened(link, on_non_finite="skip", norm_interval_steps=0) as session:
+        model, data = two_layers().float(), Rows(96)
+        net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step, (_, inputs, targets) in enumerate(session.loader(data)):
+            optimizer.zero_grad()
+            loss = F.mse_loss(net(inputs.float()), targets.float())
+            session.backward(loss * (math.nan if (rank, step) == (1, 2) else 1.0))
+            reduction = session._model_side._reduction
+            assert reduction is not None
+            if reduction.is_known_finite():
+                known.append(step)
+            if step == 4:
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad *= math.nan
+            optimizer.step()
+            if step not in (2, 4):
+                ids = epoch_order(0, 0, 96)[12 * step : 12 * step + 12]
+                plain.zero_grad()
+                F.mse_loss(alone(data.inputs[ids].float()), data.targets[ids].float()).backward()
+                plain.step()
+    weights, expected = (torch.cat([p.detach().reshape(-1) for p in m.parameters()]) for m in (model, alone))
+    skipped = [r.step for r in link.steps if StepFlag.SKIPPED in r.flags]
+    return skipped, known, weights, float((weights - expected).abs().max())
+
+
+@pytest.mark.dist
+def test_b8_the_reduction_finds_out_by_the_way_and_what_the_loop_does_later_is_looked_at(ranks: GlooGroup) -> None:
+    results = ranks.run(train_in_single_precision)
+    for skipped, known, weights, error in results:
+        assert skipped == [2, 4]
+        assert known == [0, 1, 3, 4, 5, 6, 7]
+        assert error < 1e-5
+        assert torch.equal(weights, results[0][2])
+
+
 def skip_every_step() -> Outcome:
     link, error = ScriptedLink(), None
     model = two_layers()

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.worker.group.presence import Presence
+from rex_ray.worker.model.gradient_looks import scale_and_look, scales_and_looks
 from rex_ray.worker.model.thawed import FlatBucket, ThawedGradients
 from rex_ray.worker.model.weighting import at_end_of_backward
 from rex_ray.worker.step import StepInHand
@@ -50,6 +51,8 @@ class Reduction:
         self._joins_late = False
         self._is_open = False
         self._under_way: list[dist.Work] = []
+        self._unscaled: list[torch.Tensor] = []
+        self._finite: list[tuple[torch.Tensor, int]] = []
         self._warned = False
         self.beyond_retry = False
 
@@ -79,6 +82,11 @@ class Reduction:
     def flat_gradients(self) -> list[torch.Tensor]:
         """Return the buffers whose views the reduced gradients are; none where gradients are not views."""
         return self._flat if self._holds_gradients else []
+
+    def is_known_finite(self) -> bool:
+        """Whether the reduced gradient is known to be finite, and nobody wrote to it since."""
+        known = self._finite
+        return bool(known) and len(known) == len(self._flat) and all(g._version == at for g, at in known)
 
     def look_at(self, bucket: GradBucket) -> None:
         """Take stamp and norm of a bucket whose local gradients are complete."""
@@ -136,13 +144,18 @@ class Reduction:
         The usual hook has a Python callback turn the reduction's result into DDP's, on a thread that must first get
         hold of the interpreter; on a host that computes, that was most of what the hook costs
         (``experiments.overhead``). Where gradients are views of the bucket, which is reduced in place, the answer is
-        known before the reduction ends, and it is enough to wait for it once, after DDP's own end.
+        known before the reduction ends, and it is enough to wait for it once, after DDP's own end. There the sum is
+        divided, too: in one pass with the look for what is not finite, which would read the whole gradient again.
         """
         buffer = bucket.buffer()
         if not self._joins_late or buffer.is_sparse:
             state, hook = self._average
             return hook(state, bucket)
-        self._under_way.append(self.process_group.allreduce([buffer.div_(self.process_group.size())]))
+        if scales_and_looks(buffer):
+            self._unscaled.append(buffer)
+        else:
+            buffer.div_(self.process_group.size())
+        self._under_way.append(self.process_group.allreduce([buffer]))
         answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         answer.set_result(buffer)
         return answer
@@ -157,6 +170,9 @@ class Reduction:
             with self._presence.told(self._tracker.activity().waits_for or "a gradient"):
                 while self._under_way:
                     self._under_way.pop().wait()
+        summed, self._unscaled = self._unscaled, []
+        sound = bool(summed) and scale_and_look(summed, 1.0 / self.process_group.size())
+        self._finite = [(buffer, buffer._version) for buffer in summed] if sound else []
         if self._thawed.present:
             self._average_thawed()
         self._is_open = self.beyond_retry = False

@@ -7,7 +7,23 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["is_finite", "largest_entry", "local_part", "reads_late"]
+__all__ = ["is_finite", "largest_entry", "local_part", "reads_late", "scale_and_look", "scales_and_looks"]
+
+_SCALE_AND_LOOK: Callable[..., None] | None = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
+"""What a gradient scaler unscales with; there is no public name for it."""
+
+
+def scales_and_looks(gradient: torch.Tensor) -> bool:
+    """Whether a gradient can be scaled and looked at in one pass: its factor is in single precision."""
+    return _SCALE_AND_LOOK is not None and gradient.dtype == torch.float32 and not gradient.is_sparse
+
+
+def scale_and_look(gradients: Sequence[torch.Tensor], factor: float) -> bool:
+    """Multiply gradients in place; return whether every entry is finite, which costs no pass of its own."""
+    assert _SCALE_AND_LOOK is not None
+    found = torch.zeros(1)
+    _SCALE_AND_LOOK(list(gradients), found, torch.tensor([factor], dtype=torch.float32))
+    return not found.item()
 
 
 def reads_late(value: torch.Tensor) -> bool:

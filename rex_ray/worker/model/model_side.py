@@ -281,13 +281,12 @@ class ModelSide:
 
     def _checks_of(self, bare: nn.Module) -> list[BeforeUpdate]:
         """Make what looks at the gradient and at the replicas before each update."""
-        reduction = self._reduction
         self._non_finite = NonFiniteGuard(
             tracker=self._tracker,
             group=self._values,
             policy=self._options.on_non_finite,
             model=bare,
-            reduced=list if reduction is None else reduction.flat_gradients,
+            reduction=self._reduction,
             sharded=self._shards is not None,
         )
         self._tracker.at_step_end.append(self._non_finite.step_ended)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias
 
@@ -28,6 +28,7 @@ from rex_ray.core.types import StepFlag
 from rex_ray.worker.group.last_words import named_ranks
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.measuring.probes import DeferredScalar, squared_norm, total_squared_norm
+from rex_ray.worker.model.comm_hook import Reduction
 from rex_ray.worker.model.gradient_looks import is_finite, largest_entry, local_part, reads_late
 from rex_ray.worker.model.listing import listed
 from rex_ray.worker.step import StepInHand
@@ -84,7 +85,7 @@ class NonFiniteGuard:
         group: ranks that tell each other who it was.
         policy: what is done.
         model: the bare model.
-        reduced: flat buffers that the gradients are views of; empty where they are not.
+        reduction: knows what the gradients are views of; None where DDP does not reduce them.
         sharded: ranks hold different parts of the gradient, so that none sees another's.
     """
 
@@ -95,14 +96,14 @@ class NonFiniteGuard:
         group: SideGroup,
         policy: OnNonFinite,
         model: nn.Module,
-        reduced: Callable[[], Sequence[torch.Tensor]],
+        reduction: Reduction | None,
         sharded: bool = False,
     ) -> None:
         self._tracker = tracker
         self._group = group
         self._policy = policy
         self._parameters = list(model.named_parameters())
-        self._reduced = reduced
+        self._reduction = reduction
         self._sharded = sharded
         self._doubts: deque[_Doubt] = deque()
         self._num_skipped = 0
@@ -171,10 +172,13 @@ class NonFiniteGuard:
     def _is_bad(self) -> bool:
         """Whether an entry of the gradient is not finite, the same on all ranks.
 
-        One pass over flat buffers finds out. The square of a large number overflows, on one kind of processor perhaps
-        and not on the other, so what it suspects is looked at entry by entry.
+        Mostly the reduction found out, else one pass over flat buffers does. The square of a large number overflows, on
+        one kind of processor perhaps and not on the other, so what it suspects is looked at entry by entry.
         """
-        buffers = self._reduced()
+        reduction = self._reduction
+        if reduction is not None and reduction.is_known_finite():
+            return False
+        buffers = [] if reduction is None else reduction.flat_gradients()
         if not buffers or any(buffer.is_sparse for buffer in buffers):
             gradients = self._gradients()
             size = float(total_squared_norm(gradients)) if gradients else 0.0
