@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from scripted import MemoryReporter
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -36,14 +37,6 @@ class Recorder(NullLink):
         self.records.extend(record for record in records if isinstance(record, StepRecord))
 
 
-class NoReports:
-    def report(self, metrics, state) -> None:
-        pass
-
-    def restore(self) -> None:
-        return None
-
-
 def small_loop(config) -> None:
     session = get_session()
     torch.manual_seed(0)
@@ -60,7 +53,7 @@ def small_loop(config) -> None:
 def train(loop, *, device: str, num_rows: int, global_batch_size: int) -> list[StepRecord]:
     link = Recorder()
     options = WorkerOptions(global_batch_size=global_batch_size)
-    with open_session(options=options, device=device, node="here", link=link, reporter=NoReports()):
+    with open_session(options=options, device=device, node="here", link=link, reporter=MemoryReporter()):
         loop({"num_rows": num_rows})
     return link.records
 
