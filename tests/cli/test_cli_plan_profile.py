@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,9 @@ def test_a_kind_without_a_public_profile_can_be_planned_with_once_it_was_measure
     renamed.mkdir(parents=True)
     for path in (recorded_run / "rex_ray" / "journal").iterdir():
         data = path.read_bytes()
-        (renamed / path.name).write_bytes(data.replace(b'"T4"', b'"Z9"') if path.suffix == ".jsonl" else data)
+        if path.suffix == ".jsonl":
+            data = re.sub(rb',"crc":\d+}', b"}", data.replace(b'"T4"', b'"Z9"'))
+        (renamed / path.name).write_bytes(data)
     code, _, err = run_plan(capsys, "-c", "2xZ9", "-b", "24")
     assert code == 2
     assert "unknown device 'Z9'" in err
