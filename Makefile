@@ -44,10 +44,11 @@ demo: setup
 	$(BIN)/rex-ray demo --output $(OUT)/demo
 
 # Pure tests run first, then those with real processes, then those with a real Ray: the cheapest failure comes first.
-# Pure ones share nothing, so they share the cores; the others have several processes each, and the machine to themselves.
+# Two at a time, by files where tests of a file share a group or a cluster: those mostly wait, for imports and for one another.
 test: setup
 	$(BIN)/python -m pytest -m "not dist and not ray and not gpu" -n 2 --dist worksteal
-	$(BIN)/python -m pytest -m "(dist or ray) and not gpu" --durations=10
+	$(BIN)/python -m pytest -m "dist and not ray and not gpu" -n 2 --dist loadfile --durations=10
+	$(BIN)/python -m pytest -m "ray and not gpu" -n 2 --dist loadfile --durations=10
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
