@@ -26,8 +26,8 @@ SECONDS_PER_STEP = 0.02
 class Disk(LocalFileSystem):
     """A local disk that is full, or read-only, for as long as a file of that name says so.
 
-    Ray Train's own list of checkpoints finds room: Ray writes it a second after a report, by its own clock, and ends the
-    run with its own error where it cannot (docs/limitations.md).
+    Ray Train's own list of checkpoints finds room: Ray writes it some time after a report, and ends the run with its
+    own error where it cannot (docs/limitations.md).
     """
 
     cachable = False
