@@ -1,7 +1,8 @@
 # Everything a newcomer types. Each target installs what it needs first, once, into .venv.
 #
 #   make demo     four workers on an emulated T4 + V100 cluster train three ways, and a table says what was gained
-#   make test     every test but those that need a GPU
+#   make test     every test but those that need a GPU, or minutes each
+#   make test-long  those that need minutes each, live
 #   make check    format, lint, types, import contracts, documentation
 #   make bench    the quick form of every experiment, and one table, in under ten minutes
 #   make soak     half an hour of live training with a failure a minute, outside CI
@@ -20,7 +21,7 @@ PIP_QUIET := -qq --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help setup demo test test-gpu check format bench soak docs clean
+.PHONY: help setup demo test test-long test-gpu check format bench soak docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -44,11 +45,13 @@ demo: setup
 	$(BIN)/rex-ray demo --output $(OUT)/demo
 
 # Pure tests run first, then those with real processes, then those with a real Ray: the cheapest failure comes first.
-# Two at a time, by files where tests of a file share a group or a cluster: those mostly wait, for imports and for one another.
+# Pure ones share nothing, so they share the cores; the others have several processes each, and the machine to themselves.
 test: setup
 	$(BIN)/python -m pytest -m "not dist and not ray and not gpu" -n 2 --dist worksteal
-	$(BIN)/python -m pytest -m "dist and not ray and not gpu" -n 2 --dist loadfile --durations=10
-	$(BIN)/python -m pytest -m "ray and not gpu" -n 2 --dist loadfile --durations=10
+	$(BIN)/python -m pytest -m "(dist or ray) and not gpu and not long" --durations=10
+
+test-long: setup
+	$(BIN)/python -m pytest -m "long and not gpu" --durations=10
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

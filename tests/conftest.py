@@ -19,7 +19,9 @@ settings.load_profile("rex_ray")
 # Cost in the order of patience: values, real processes, a real cluster, a real device.
 _STAGES = ("dist", "ray", "gpu")
 
-_gpu_tests_left_out: list[str] = []
+_LEFT_OUT = {"gpu": "on a machine with a CUDA device: make test-gpu", "long": "they take minutes: make test-long"}
+
+_left_out: dict[str, int] = {}
 
 
 def _stage(item: pytest.Item) -> int:
@@ -32,15 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    _gpu_tests_left_out.extend(item.nodeid for item in items if item.get_closest_marker("gpu"))
+    for item in items:
+        for marker in _LEFT_OUT:
+            if item.get_closest_marker(marker):
+                _left_out[marker] = _left_out.get(marker, 0) + 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _gpu_tests_left_out:
-        count = len(_gpu_tests_left_out)
+    for marker, count in _left_out.items():
         terminalreporter.write_line(
-            f"NOT RUN: {count} gpu test{'s' if count > 1 else ''} (on a machine with a CUDA device: make test-gpu)",
-            yellow=True,
+            f"NOT RUN: {count} {marker} test{'s' if count > 1 else ''} ({_LEFT_OUT[marker]})", yellow=True
         )
 
 

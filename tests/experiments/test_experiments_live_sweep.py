@@ -90,7 +90,7 @@ def tunes_record(folder: Path) -> tuple[list[str], list[int | None]]:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)  # two clusters are started, and two Ray Train runs in the first
 def test_a_sweep_that_was_killed_runs_only_what_is_missing(tmp_path: Path) -> None:
     plan = {**asdict(PLAN), "policies": ("bsp",), "seeds": (0, 1), "workers": {"T4": 1, "V100": 1}}

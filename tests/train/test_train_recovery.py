@@ -101,6 +101,7 @@ def saves_of(journal: Journal) -> list[IncidentReported]:
     return [event for event in journal.events if isinstance(event, IncidentReported) and event.kind == "save"]
 
 
+@pytest.mark.long
 def test_f4_f5_a_node_is_added_one_drained_and_one_lost_and_every_row_counts_once(tmp_path: Path) -> None:
     """In a process of its own: its cluster is another one, whose nodes come and go."""
     found = tmp_path / "found.json"
