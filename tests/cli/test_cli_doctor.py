@@ -8,29 +8,14 @@ import json
 from typing import Any
 
 import pytest
+from cards import T4
 
 from rex_ray.cli import main
 from rex_ray.core.errors import ConfigError
 from rex_ray.train import preflight
 from rex_ray.train.examination import Examination, NodeFacts, Probe, chosen_nodes, findings_of
-from rex_ray.worker.preflight.facts import WorkerFacts
 
 LABEL = "ray.io/accelerator-type"
-T4 = WorkerFacts(
-    host="a",
-    kind="T4",
-    device_type="cuda",
-    device_name="Tesla T4",
-    memory_bytes=15 * 2**30,
-    capability="7.5",
-    driver="535.104.05",
-    python="3.11.7",
-    torch="2.6.0+cu124",
-    cuda="12.4",
-    nccl="2.21.5",
-    rex_ray="0.1.0",
-    fp16=True,
-)
 
 
 def node(name: str, label: str | None = "T4", *, cpus: float = 4.0, gpus: float = 1.0) -> NodeFacts:

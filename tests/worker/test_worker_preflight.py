@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from cards import V100
 from gloo_group import GlooGroup
 from scripted import Rows, ScriptedLink, opened, two_layers
 
@@ -24,22 +25,6 @@ from rex_ray.worker.preflight.facts import WorkerFacts, collect
 from rex_ray.worker.preflight.judging import common_dtype, judge, refuse_dtype
 from rex_ray.worker.preflight.table import COLUMNS, text_table
 
-V100 = WorkerFacts(
-    host="a",
-    kind="V100",
-    device_type="cuda",
-    device_name="Tesla V100-SXM2-16GB",
-    memory_bytes=16 * 2**30,
-    capability="7.0",
-    driver="535.104.05",
-    python="3.11.7",
-    torch="2.6.0+cu124",
-    cuda="12.4",
-    nccl="2.21.5",
-    rex_ray="0.1.0",
-    bf16=False,
-    fp16=True,
-)
 A100 = dataclasses.replace(V100, host="b", kind="A100", device_name="A100-SXM4-40GB", capability="8.0", bf16=True)
 CPU = dataclasses.replace(
     V100, kind="cpu", device_type="cpu", device_name=None, capability=None, driver=None, nccl=None, fp16=False

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rex_ray.core.errors import RexError
-from rex_ray.worker.group.side_group import PendingGather, SideGroup
+from rex_ray.worker.group.side_group import PendingValues, SideGroup
 
 __all__ = ["Count", "StepCounts", "StreamEnd"]
 
@@ -59,7 +59,7 @@ class StepCounts:
 
     def __init__(self, group: SideGroup) -> None:
         self._group = group
-        self._pending: PendingGather | None = None
+        self._pending: PendingValues | None = None
 
     def tell(self, count: Count) -> None:
         """Send this rank's count, and return at once."""

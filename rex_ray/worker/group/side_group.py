@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from rex_ray.worker.group.presence import Presence
 
-__all__ = ["PendingBroadcast", "PendingGather", "SideGroup", "distributed"]
+__all__ = ["PendingValues", "SideGroup", "distributed"]
 
 
 def distributed() -> bool:
@@ -19,58 +20,33 @@ def distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-class PendingBroadcast:
-    """A broadcast from rank 0 under way.
+class PendingValues:
+    """Values on their way from one rank, or from each, to all.
 
     Args:
-        values: the buffer that is sent on rank 0 and filled on the others.
+        arrived: returns them once the operation has ended.
         work: the operation, None where there is nobody to talk to.
         group: the group it runs on.
         what: what is sent, for the error.
     """
 
-    def __init__(self, values: torch.Tensor, work: dist.Work | None, group: SideGroup, what: str) -> None:
-        self._values = values
+    def __init__(
+        self, arrived: Callable[[], torch.Tensor], work: dist.Work | None, group: SideGroup, what: str
+    ) -> None:
+        self._arrived = arrived
         self._work = work
         self._group = group
         self._what = what
 
     def read(self, timeout_s: float | None = None) -> torch.Tensor:
-        """Return what rank 0 sent.
+        """Return what was sent.
 
         Raises:
             LinkError: it did not arrive within the limit.
         """
         if self._work is not None:
             self._group.wait(self._work, self._what, timeout_s)
-        return self._values
-
-
-class PendingGather:
-    """Every rank's values under way to every rank.
-
-    Args:
-        parts: one buffer per rank, filled as they arrive.
-        work: the operation, None where there is nobody to talk to.
-        group: the group it runs on.
-        what: what is sent, for the error.
-    """
-
-    def __init__(self, parts: list[torch.Tensor], work: dist.Work | None, group: SideGroup, what: str) -> None:
-        self._parts = parts
-        self._work = work
-        self._group = group
-        self._what = what
-
-    def read(self, timeout_s: float | None = None) -> torch.Tensor:
-        """Return what every rank sent, shape ``[n, ...]``.
-
-        Raises:
-            LinkError: it did not arrive within the limit.
-        """
-        if self._work is not None:
-            self._group.wait(self._work, self._what, timeout_s)
-        return torch.stack(self._parts)
+        return self._arrived()
 
 
 class SideGroup:
@@ -105,12 +81,12 @@ class SideGroup:
         """Limit of every operation."""
         return self._timeout_s
 
-    def broadcast_later(self, values: torch.Tensor, what: str, source: int = 0) -> PendingBroadcast:
+    def broadcast_later(self, values: torch.Tensor, what: str, source: int = 0) -> PendingValues:
         """Start to send ``values`` of rank 0, or of ``source``, to everyone, and return at once."""
         work = None
         if self._group is not None:
             work = dist.broadcast(values, src=source, group=self._group, async_op=True)
-        return PendingBroadcast(values, work, self, what)
+        return PendingValues(lambda: values, work, self, what)
 
     def broadcast(self, values: torch.Tensor, what: str, source: int = 0) -> torch.Tensor:
         """Return ``values`` of rank 0, or of ``source``."""
@@ -124,13 +100,13 @@ class SideGroup:
             self.wait(work, what)
         return total
 
-    def gather_later(self, values: torch.Tensor, what: str) -> PendingGather:
+    def gather_later(self, values: torch.Tensor, what: str) -> PendingValues:
         """Start to send every rank's ``values`` (of one shape) to everyone, and return at once."""
         if self._group is None:
-            return PendingGather([values], None, self, what)
+            return PendingValues(lambda: torch.stack([values]), None, self, what)
         parts = [torch.empty_like(values) for _ in range(self.size)]
         work = dist.all_gather(parts, values, group=self._group, async_op=True)
-        return PendingGather(parts, work, self, what)
+        return PendingValues(lambda: torch.stack(parts), work, self, what)
 
     def gather(self, values: torch.Tensor, what: str) -> torch.Tensor:
         """Return every rank's ``values`` (of one shape), shape ``[n, ...]``."""

@@ -17,7 +17,7 @@ import torch
 from rex_ray.worker.data.schedule import Schedule
 from rex_ray.worker.group.asked_saves import AskedSaves, SnapshotTurns
 from rex_ray.worker.group.protocol import LONG_STEP_S, SwitchProtocol, check_shares
-from rex_ray.worker.group.side_group import PendingBroadcast, SideGroup
+from rex_ray.worker.group.side_group import PendingValues, SideGroup
 from rex_ray.worker.link import ControlLink
 
 __all__ = ["LONG_STEP_S", "Switch", "check_shares"]
@@ -60,7 +60,7 @@ class Switch:
             ahead=ahead,
             interval_steps=interval_steps,
         )
-        self._pending: PendingBroadcast | None = None
+        self._pending: PendingValues | None = None
 
     def boundary(self, step: int, step_s: float | None) -> None:
         """Pass the moment before ``step``: read the last broadcast, launch the next. Harmless when repeated.

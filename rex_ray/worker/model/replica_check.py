@@ -16,7 +16,7 @@ from torch import nn
 
 from rex_ray.core.errors import RexError
 from rex_ray.worker.group.last_words import named_ranks
-from rex_ray.worker.group.side_group import PendingGather, SideGroup
+from rex_ray.worker.group.side_group import PendingValues, SideGroup
 from rex_ray.worker.measuring.probes import DeferredTensor
 from rex_ray.worker.model.listing import listed
 from rex_ray.worker.step import StepInHand
@@ -53,7 +53,7 @@ class ReplicaCheck:
         self._due: int | None = None
         self._mixer = _Mixer()
         self._hashed: tuple[str, Sequence[str], DeferredTensor] | None = None
-        self._sent: tuple[str, Sequence[str], torch.Tensor, PendingGather] | None = None
+        self._sent: tuple[str, Sequence[str], torch.Tensor, PendingValues] | None = None
 
     @property
     def is_on(self) -> bool:
