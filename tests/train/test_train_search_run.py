@@ -73,7 +73,11 @@ def test_d6_f2_control_actor_queue_and_search_helper_are_killed_at_once_and_trai
     assert any(isinstance(note, Decided) and note.kind == "search" for note in journal.notes)
     first_end = next(event for event in journal.events if isinstance(event, SearchFinished | SearchFailed))
     assert isinstance(first_end, SearchFailed)
-    assert first_end.reason == "the helper was lost with the control actor"
+    # Whichever of the two the kernel ends first: the actor that asked, or, a moment before, its helper.
+    assert first_end.reason in (
+        "the helper was lost with the control actor",
+        "the search helper ended (exit status -9)",
+    )
     status = trainer.control_status
     assert status is not None
     assert (status.num_restarts, status.fault) == (1, None)
