@@ -18,9 +18,9 @@ from typing import Self
 from rex_ray.control.commands import CancelSearch, StartSearch, TellTrial
 from rex_ray.control.events import Event
 from rex_ray.core.search_problem import SearchProblem
+from rex_ray.hosting.search_events import event_of
 from rex_ray.search.helper import HelperLimits, SearchHelper
 from rex_ray.search.protocol import Finished, Reply
-from rex_ray.train.search_events import event_of
 
 __all__ = ["Decision", "HelperSearcher", "decide", "wait_for_reply"]
 

@@ -34,7 +34,7 @@ from rex_ray.control.commands import RequestCheckpoint
 from rex_ray.control.events import GroupStarted
 from rex_ray.control.notes import Decided
 from rex_ray.control.reading import read_journal
-from rex_ray.train.journal_files import read_files
+from rex_ray.hosting.journal_files import read_files
 
 __all__ = ["FAULTS", "Fault", "measure", "pauses"]
 

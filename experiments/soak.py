@@ -47,7 +47,7 @@ from experiments._soak_summary import (
 from rex_ray import RexConfig, RexTrainer
 from rex_ray.control.events import GroupStarted, IncidentReported, WorkerLost
 from rex_ray.control.reading import read_journal
-from rex_ray.train.journal_files import read_files
+from rex_ray.hosting.journal_files import read_files
 from rex_ray.train.local_cluster import local_cluster
 from workloads.arguments import Parser, number
 

@@ -19,7 +19,7 @@ import pytest
 import rex_ray
 
 PACKAGE = Path(rex_ray.__file__).parent
-PURE = ("core", "scenario", "policies", "control", "sim")
+PURE = ("core", "scenario", "policies", "control", "watch", "sim")
 HEAVY = ("torch", "ray", "pandas", "ax")
 
 # Who may make a generator, from a seed given as data: the controller one per event, scenario and sim their noise.

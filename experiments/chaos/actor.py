@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rex_ray.config import RexConfig
 from rex_ray.control.journal import Chunk
 from rex_ray.core.types import Allocation
+from rex_ray.hosting.control_host import ControlHost
+from rex_ray.hosting.listener import Listener
 from rex_ray.search.helper import HelperLimits, SearchHelper
-from rex_ray.train.control_host import ControlHost
-from rex_ray.train.listener import Listener
 
 if TYPE_CHECKING:
     from experiments.chaos.world import World

@@ -17,8 +17,8 @@ from rex_ray.control.replay import replay
 from rex_ray.control.vocabulary import CODEC
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import Allocation
+from rex_ray.hosting.control_host import ControlHost
 from rex_ray.policies.base import Policy
-from rex_ray.train.control_host import ControlHost
 from rex_ray.worker.data.sampler import Plan
 
 __all__ = ["LawBroken", "Laws"]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rex_ray.control.events import GroupStarted
 from rex_ray.core.errors import InfeasibleError, RexError
 from rex_ray.core.types import Allocation, Problem, WorkerSpec
-from rex_ray.train.listener import Listener
-from rex_ray.train.outbox import Outbox
-from rex_ray.train.wire import encode
+from rex_ray.hosting.listener import Listener
+from rex_ray.hosting.outbox import Outbox
+from rex_ray.hosting.wire import encode
 from rex_ray.worker.link import GroupInfo, NullLink, Record, SaveRequest
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from experiments.chaos.queue import Queue
 from rex_ray.config import RexConfig
 from rex_ray.core.observations import Observation, StepObserved
 from rex_ray.core.types import Allocation
+from rex_ray.hosting.wire import Batch
 from rex_ray.policies.registry import make_policy
-from rex_ray.train.wire import Batch
 from rex_ray.worker.data.sampler import Position
 
 __all__ = ["Outcome", "Save", "World", "run_seed"]

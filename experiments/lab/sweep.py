@@ -30,7 +30,7 @@ _CODE = (
     *(f"rex_ray/{room}" for room in ("core", "scenario", "policies", "control", "search", "sim")),
     "rex_ray/worker/data/sampler.py",
     "rex_ray/worker/data/schedule.py",
-    "rex_ray/train/search_events.py",
+    "rex_ray/hosting/search_events.py",
     "workloads",
     "experiments/_searcher.py",
     "experiments/lab",

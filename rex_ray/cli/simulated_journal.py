@@ -9,7 +9,7 @@ from rex_ray.control.events import Event
 from rex_ray.control.journal import Entry, Header, JournalWriter
 from rex_ray.control.replay import controller_for
 from rex_ray.core.errors import ConfigError
-from rex_ray.train.journal_files import append_chunks, new_journal_dir
+from rex_ray.hosting.journal_files import append_chunks, new_journal_dir
 
 __all__ = ["make_folder", "write_journal"]
 

@@ -20,12 +20,12 @@ from ray.util.queue import Empty
 from rex_ray.config import RexConfig
 from rex_ray.control.events import GroupStarted, SaveAsked
 from rex_ray.core.types import Allocation, LearntShape, Problem
+from rex_ray.hosting.control_host import ControlHost
+from rex_ray.hosting.control_status import ControlStatus
+from rex_ray.hosting.journal_files import JournalFolder
+from rex_ray.hosting.profile_files import PROFILES_FILE, put_profiles, write_profiles
 from rex_ray.train.arrow_store import ArrowStore
-from rex_ray.train.control_host import ControlHost
-from rex_ray.train.control_status import ControlStatus
 from rex_ray.train.drains import DrainWatch, draining_nodes
-from rex_ray.train.journal_files import JournalFolder
-from rex_ray.train.profile_files import PROFILES_FILE, put_profiles, write_profiles
 from rex_ray.train.telemetry import POLL_LIMIT_S, first_line
 from rex_ray.worker.link import GroupInfo, SaveRequest
 from rex_ray.worker.saving.store import cause_of

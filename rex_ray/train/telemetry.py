@@ -19,9 +19,9 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.queue import Queue
 
 from rex_ray.core.types import Allocation
-from rex_ray.train.listener import Listener
-from rex_ray.train.outbox import Outbox
-from rex_ray.train.wire import encode
+from rex_ray.hosting.listener import Listener
+from rex_ray.hosting.outbox import Outbox
+from rex_ray.hosting.wire import encode
 from rex_ray.worker.link import GroupInfo, Record, SaveRequest
 
 __all__ = ["POLL_LIMIT_S", "Poller", "Pump", "first_line", "pump_interval_s"]

@@ -22,14 +22,15 @@ from ray.util.queue import Queue
 
 from rex_ray.config import RexConfig
 from rex_ray.core.errors import LinkError
+from rex_ray.hosting.control_status import ControlStatus
+from rex_ray.hosting.journal_files import new_journal_dir
+from rex_ray.hosting.profile_files import profiles_to_begin_with, read_profiles
 from rex_ray.train.arrow_store import ArrowStore, store_of
 from rex_ray.train.checkpoint_list import put_aside_a_damaged_list
 from rex_ray.train.control_actor import ControlActor
-from rex_ray.train.control_status import ControlStatus
 from rex_ray.train.data_config import DealingDataConfig
-from rex_ray.train.journal_files import new_journal_dir, run_directory
 from rex_ray.train.placement import check_elastic, check_placement, devices_asked_for
-from rex_ray.train.profile_files import profiles_to_begin_with, read_profiles
+from rex_ray.train.run_folder import run_directory
 from rex_ray.train.snapshot_folders import snapshots_removed
 from rex_ray.train.telemetry import first_line
 from rex_ray.train.waits import quick_restarts

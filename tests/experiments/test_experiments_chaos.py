@@ -19,8 +19,8 @@ from experiments.chaos.world import Outcome, run_seed
 from rex_ray.control import controller, decisions, handlers
 from rex_ray.control.assembly import StepAssembler
 from rex_ray.control.outcome import Rules
-from rex_ray.train.control_host import ControlHost
-from rex_ray.train.listener import Listener
+from rex_ray.hosting.control_host import ControlHost
+from rex_ray.hosting.listener import Listener
 from rex_ray.worker.data.schedule import Schedule
 from rex_ray.worker.group.asked_saves import AskedSaves
 from rex_ray.worker.group.protocol import SwitchProtocol
@@ -146,7 +146,7 @@ def proposals_pass_for_facts(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_odd_batch_is_fatal(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("rex_ray.train.intake.checked", lambda batch: batch)
+    patch.setattr("rex_ray.hosting.intake.checked", lambda batch: batch)
 
 
 def a_rank_hears_of_no_save(patch: pytest.MonkeyPatch) -> None:

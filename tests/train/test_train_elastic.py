@@ -15,11 +15,11 @@ from ray.train import FailureConfig, ScalingConfig
 from rex_ray import ConfigError, LinkError, RexConfig, RexTrainer
 from rex_ray.control.commands import RequestCheckpoint
 from rex_ray.core.types import LearntShape, WorkerSpec
+from rex_ray.hosting.emission import Emission
+from rex_ray.hosting.listener import Listener
+from rex_ray.hosting.profile_files import PROFILES_FILE, profiles_to_begin_with, read_profiles, write_profiles
 from rex_ray.train import drains, worker_loop
 from rex_ray.train.drains import LAST_SAVE_S, DrainWatch, draining_nodes, node_tag, wait_out_notice
-from rex_ray.train.emission import Emission
-from rex_ray.train.listener import Listener
-from rex_ray.train.profile_files import PROFILES_FILE, profiles_to_begin_with, read_profiles, write_profiles
 from rex_ray.train.waits import quick_restarts, shorter_waits
 from rex_ray.worker.link import SaveRequest
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import ray
+from batches import group, records
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.queue import Queue
-from train_batches import group, records
 from train_harness import journal_of, steps_of, wait_for
 
 from rex_ray import InfeasibleError, LinkError, RexConfig

@@ -21,8 +21,8 @@ from rex_ray.control.journal import Journal
 from rex_ray.control.notes import Decided
 from rex_ray.control.replay import replay
 from rex_ray.core.types import LearntShape
+from rex_ray.hosting.profile_files import read_profiles, write_profiles
 from rex_ray.train.local_cluster import LocalCluster
-from rex_ray.train.profile_files import read_profiles, write_profiles
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 

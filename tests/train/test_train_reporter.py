@@ -17,11 +17,11 @@ from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import _Chec
 
 from rex_ray.core.errors import ConfigError, StorageError
 from rex_ray.core.types import LearntShape
+from rex_ray.hosting.profile_files import PROFILES_FILE, profiles_to_begin_with
 from rex_ray.train import reporter as reporter_module
 from rex_ray.train.arrow_store import ArrowStore, store_of
 from rex_ray.train.checkpoint_list import LIST_FILE, put_aside_a_damaged_list
 from rex_ray.train.control_actor import ControlActor
-from rex_ray.train.profile_files import PROFILES_FILE, profiles_to_begin_with
 from rex_ray.train.reporter import RayReporter
 from rex_ray.train.snapshot_folders import remove_stale_snapshots
 from rex_ray.worker.saving.archive import Saved

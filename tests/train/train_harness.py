@@ -18,7 +18,7 @@ from rex_ray.control.events import StepObserved
 from rex_ray.control.journal import Journal
 from rex_ray.control.notes import Applied
 from rex_ray.control.reading import read_journal
-from rex_ray.train.journal_files import read_files
+from rex_ray.hosting.journal_files import read_files
 
 SECONDS_PER_ROW = {"T4": 0.002, "V100": 0.001}
 ROWS, BATCH = 320, 32

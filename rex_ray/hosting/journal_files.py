@@ -1,20 +1,14 @@
-"""The journal's files: where a run keeps them, and how a driver appends to them."""
+"""The journal's files, and how a driver appends to them."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rex_ray.control.journal import Chunk
 
-if TYPE_CHECKING:
-    from ray.train import RunConfig
-
-__all__ = ["JournalFolder", "JournalStore", "append_chunks", "new_journal_dir", "read_files", "run_directory"]
-
-logger = logging.getLogger("rex_ray")
+__all__ = ["JournalFolder", "JournalStore", "append_chunks", "new_journal_dir", "read_files"]
 
 
 class JournalStore(Protocol):
@@ -46,21 +40,6 @@ class JournalFolder:
     def append(self, chunks: Iterable[Chunk]) -> None:
         """Append chunks in order."""
         append_chunks(self._directory, chunks)
-
-
-def run_directory(run_config: RunConfig) -> Path:
-    """Return where rex_ray keeps what it knows of a run: ``<storage_path>/<name>/rex_ray``.
-
-    The journal is appended to by the step, which object stores cannot do. So a run whose storage is no local path
-    keeps its journal under ``~/ray_results`` on the driver's machine.
-    """
-    storage = str(run_config.storage_path).removeprefix("file://")
-    is_local = "://" not in storage and run_config.storage_filesystem is None
-    base = Path(storage).expanduser() if is_local else Path.home() / "ray_results"
-    directory = base.absolute() / str(run_config.name) / "rex_ray"
-    if not is_local:
-        logger.info("storage %s cannot be appended to; the journal goes to %s", storage, directory)
-    return directory
 
 
 def new_journal_dir(run_dir: Path) -> Path:

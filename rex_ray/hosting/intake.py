@@ -10,7 +10,7 @@ from typing import Final
 from rex_ray.control.codec import CodecError
 from rex_ray.control.events import IncidentReported, MemoryLimited, MetricReported
 from rex_ray.core.types import StepRecord
-from rex_ray.train.wire import Batch, checked, decode, is_sound_incident, is_sound_metric
+from rex_ray.hosting.wire import Batch, checked, decode, is_sound_incident, is_sound_metric
 
 __all__ = ["Intake"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from train_batches import first_allocation, records
+from batches import first_allocation, records
 
 from rex_ray.core.types import StepRecord
-from rex_ray.train.outbox import Outbox
+from rex_ray.hosting.outbox import Outbox
 
 
 def some(count: int, first: int = 0) -> list[StepRecord]:

@@ -6,15 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from train_batches import first_allocation, records, started
+from batches import first_allocation, records, started
 
 from rex_ray import InfeasibleError, RexConfig
 from rex_ray.control.events import RunEnded, StepObserved, TelemetryGap
 from rex_ray.control.reading import read_journal
 from rex_ray.control.replay import replay
-from rex_ray.train.control_host import ControlHost
-from rex_ray.train.journal_files import JournalFolder, read_files
-from rex_ray.train.wire import encode
+from rex_ray.hosting.control_host import ControlHost
+from rex_ray.hosting.journal_files import JournalFolder, read_files
+from rex_ray.hosting.wire import encode
 from rex_ray.worker.link import MetricRecord
 
 CONFIG = RexConfig(global_batch_size=32)

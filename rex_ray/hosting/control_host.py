@@ -15,14 +15,14 @@ from rex_ray.control.journalled import JournalledController, Turn
 from rex_ray.control.phases import Ended, Group, Running, Starting, Switching
 from rex_ray.core.errors import InfeasibleError, RexError
 from rex_ray.core.types import Allocation, LearntShape
+from rex_ray.hosting.control_status import ControlStatus
+from rex_ray.hosting.emission import Emission, Searching
+from rex_ray.hosting.intake import Intake
+from rex_ray.hosting.journal_files import JournalStore
+from rex_ray.hosting.search_events import event_of
 from rex_ray.policies.base import Policy
 from rex_ray.policies.learnt import learnt_shapes
 from rex_ray.search.helper import SearchHelper
-from rex_ray.train.control_status import ControlStatus
-from rex_ray.train.emission import Emission, Searching
-from rex_ray.train.intake import Intake
-from rex_ray.train.journal_files import JournalStore
-from rex_ray.train.search_events import event_of
 from rex_ray.worker.link import SaveRequest
 
 __all__ = ["ControlHost"]

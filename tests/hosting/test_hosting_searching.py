@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from train_batches import first_allocation, records, started
+from batches import first_allocation, records, started
 
 from rex_ray import RexConfig
 from rex_ray.control.events import GroupStarted, SearchFailed, SearchFinished
@@ -19,12 +19,12 @@ from rex_ray.control.reading import Journal, read_journal
 from rex_ray.control.replay import replay
 from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.types import Allocation
+from rex_ray.hosting.control_host import ControlHost
+from rex_ray.hosting.emission import Searching
+from rex_ray.hosting.journal_files import JournalFolder, read_files
+from rex_ray.hosting.wire import encode
 from rex_ray.search.helper import HelperLimits, SearchHelper
 from rex_ray.search.protocol import Finished, Reply, TrialAsked
-from rex_ray.train.control_host import ControlHost
-from rex_ray.train.emission import Searching
-from rex_ray.train.journal_files import JournalFolder, read_files
-from rex_ray.train.wire import encode
 
 CONFIG = RexConfig(global_batch_size=32, policy_options={"growth": "off", "trigger": "off"})
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from batches import first_allocation, records, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from train_batches import first_allocation, records, started
 
 from rex_ray import RexConfig
 from rex_ray.control.codec import CodecError
@@ -17,8 +17,8 @@ from rex_ray.control.commands import ApplyAllocation
 from rex_ray.control.reading import read_journal
 from rex_ray.control.replay import replay
 from rex_ray.core.types import StepFlag
-from rex_ray.train.control_host import ControlHost
-from rex_ray.train.wire import Batch, checked, decode, encode
+from rex_ray.hosting.control_host import ControlHost
+from rex_ray.hosting.wire import Batch, checked, decode, encode
 from rex_ray.worker.link import IncidentRecord, MetricRecord
 
 CONFIG = RexConfig(global_batch_size=32, policy_options={"search": "off"})

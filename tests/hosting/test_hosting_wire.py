@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rex_ray.core.types import StepFlag, StepRecord
-from rex_ray.train.wire import decode, encode
+from rex_ray.hosting.wire import decode, encode
 from rex_ray.worker.link import MetricRecord
 
 seconds = st.floats(0.0, 1e6)

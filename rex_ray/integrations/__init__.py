@@ -1,0 +1,1 @@
+"""rex_ray inside other trainers: Hugging Face, Accelerate, Lightning."""
