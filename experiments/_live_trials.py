@@ -35,7 +35,7 @@ from rex_ray.demo.comparison import truth_of
 from rex_ray.demo.loop import demo_loop
 from rex_ray.demo.settings import DemoSettings, contestant
 from rex_ray.demo.summary import RunSummary, summarise
-from rex_ray.report.load import load_journal
+from rex_ray.report.reading.load import load_journal
 from rex_ray.train.placement import label_selectors
 from rex_ray.worker.emulation import emulated
 

@@ -35,7 +35,7 @@ from rex_ray.core.types import FloatArray, StepFlag
 from rex_ray.demo.comparison import run_demo
 from rex_ray.demo.script import ScriptedEvent
 from rex_ray.demo.settings import DemoSettings
-from rex_ray.report.load import load_journal
+from rex_ray.report.reading.load import load_journal
 from rex_ray.scenario import NetworkModel
 from rex_ray.sim import Scenario, SimulatedRun, compare_decisions, feed_recorded, simulate
 

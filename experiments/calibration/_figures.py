@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rex_ray.report.svg import DASHES, Frame, Scale, line_path, text
+from rex_ray.report.charts.svg import DASHES, Frame, Scale, line_path, text
 
 __all__ = ["CHARTS", "Chart", "draw", "draw_chart"]
 

@@ -18,7 +18,7 @@ from rex_ray.core.rates import poisson_interval
 from rex_ray.policies.bsp import NoTrigger
 from rex_ray.policies.registry import make_policy
 from rex_ray.policies.seams import Trigger
-from rex_ray.report.load import find_journal, load_journal, run_name
+from rex_ray.report.reading.load import find_journal, load_journal, run_name
 from rex_ray.sim.audit import LASTING, MIN_STEPS, Alarms, Audit, OwnTimes, audit, own_times
 
 __all__ = ["audit_document", "print_audit"]

@@ -14,7 +14,7 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.step_time import StepTimeBook
 from rex_ray.core.types import StepFlag
-from rex_ray.report.load import find_journal, load_journal, run_name
+from rex_ray.report.reading.load import find_journal, load_journal, run_name
 from rex_ray.scenario import DeviceProfile, NetworkModel, Source, device_names, load_profile, parse_cluster
 from rex_ray.sim.audit import OwnTimes, own_times
 from rex_ray.sim.limits import network_model

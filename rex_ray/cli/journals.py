@@ -50,8 +50,8 @@ def report(
 
     Example: rex-ray report runs/cifar10 --output cifar10.html
     """
-    from rex_ray.report.html import render_html  # noqa: PLC0415
-    from rex_ray.report.load import load_run  # noqa: PLC0415
+    from rex_ray.report.page.html import render_html  # noqa: PLC0415
+    from rex_ray.report.reading.load import load_run  # noqa: PLC0415
 
     page = render_html(load_run(run))
     target = run / "report.html" if output is None else output

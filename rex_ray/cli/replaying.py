@@ -10,10 +10,10 @@ from rich.markup import escape
 
 from rex_ray.control.journalled import library_versions
 from rex_ray.control.replay import ReplayReport, replay
-from rex_ray.report.build import build_run
-from rex_ray.report.load import find_journal, load_journal, run_name
-from rex_ray.report.schema import DecisionRow
-from rex_ray.report.tables import DECISION_COLUMNS, decision_rows
+from rex_ray.report.page.tables import DECISION_COLUMNS, decision_rows
+from rex_ray.report.reading.build import build_run
+from rex_ray.report.reading.load import find_journal, load_journal, run_name
+from rex_ray.report.reading.schema import DecisionRow
 
 __all__ = ["replay_run"]
 

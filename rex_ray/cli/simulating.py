@@ -24,7 +24,7 @@ from rex_ray.control.notes import Decided
 from rex_ray.control.replay import controller_for
 from rex_ray.core.errors import ConfigError, nearest_name_hint
 from rex_ray.policies.registry import policy_options
-from rex_ray.report.tables import format_gain
+from rex_ray.report.page.tables import format_gain
 from rex_ray.sim import Scenario, SimulatedRun, TraceLearner, oracle_run, simulate
 from rex_ray.sim.gradients import NoisyGradients
 

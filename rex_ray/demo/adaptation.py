@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rex_ray.control.commands import StartSearch, TellTrial
 from rex_ray.control.events import SearchFailed, SearchFinished, TrialProposed
 from rex_ray.control.journal import Entry
-from rex_ray.report.schema import DecisionRow
+from rex_ray.report.reading.schema import DecisionRow
 
 __all__ = ["BatchChange", "SearchOutcome", "batch_changes", "search_outcome"]
 

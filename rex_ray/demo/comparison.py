@@ -20,7 +20,7 @@ from rex_ray.demo.settings import Contestant, DemoSettings
 from rex_ray.demo.summary import RunSummary, summarise
 from rex_ray.demo.table import print_summary
 from rex_ray.demo.truth import Truth
-from rex_ray.report.load import load_journal
+from rex_ray.report.reading.load import load_journal
 from rex_ray.train.local_cluster import LocalCluster, local_cluster
 from rex_ray.train.trainer import RexTrainer
 from rex_ray.worker.emulation import EmulationSpec, emulated

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rex_ray.demo.script import EventKind, ScriptedEvent
 from rex_ray.demo.truth import Truth
-from rex_ray.report.schema import DecisionRow
+from rex_ray.report.reading.schema import DecisionRow
 
 __all__ = ["EventOutcome", "false_reallocations", "first_reaction_steps", "judge_events", "switches"]
 

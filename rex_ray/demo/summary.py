@@ -24,7 +24,7 @@ from rex_ray.demo.reactions import (
 from rex_ray.demo.script import ScriptedEvent
 from rex_ray.demo.trace import MetricPoint, RunTrace
 from rex_ray.demo.truth import Truth
-from rex_ray.report.build import build_run
+from rex_ray.report.reading.build import build_run
 
 __all__ = ["RunSummary", "summarise"]
 

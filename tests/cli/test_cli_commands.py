@@ -13,7 +13,7 @@ import pytest
 
 from rex_ray.cli import main
 from rex_ray.control.notes import Decided
-from rex_ray.report.load import load_journal
+from rex_ray.report.reading.load import load_journal
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -15,7 +15,7 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.demo.comparison import run_demo
 from rex_ray.demo.scenarios import make_settings
 from rex_ray.demo.settings import DemoSettings
-from rex_ray.report.load import load_journal
+from rex_ray.report.reading.load import load_journal
 from rex_ray.sim import compare_decisions, feed_recorded
 
 REQUIRED = {

@@ -24,9 +24,9 @@ from rex_ray.control.notes import Applied, Decided, Dropped, Found, Measured, No
 from rex_ray.core.search_problem import SearchProblem
 from rex_ray.core.types import Problem, StepFlag, WorkerSpec
 from rex_ray.policies.base import Finding, Proposal
-from rex_ray.report.build import build_run
-from rex_ray.report.noise import noise_series
-from rex_ray.report.schema import RunData
+from rex_ray.report.reading.build import build_run
+from rex_ray.report.reading.noise import noise_series
+from rex_ray.report.reading.schema import RunData
 from rex_ray.scenario import load_profile
 
 

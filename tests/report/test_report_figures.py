@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rex_ray.report.figures import (
+from rex_ray.report.charts.figures import (
     device_colours,
     legend,
     metric_figures,
@@ -21,9 +21,9 @@ from rex_ray.report.figures import (
     split_figure,
     thin,
 )
-from rex_ray.report.growth_figures import growth_figure, noise_figure
-from rex_ray.report.schema import DecisionRow, GroupData, MetricPoint, NoiseSeries
-from rex_ray.report.svg import Scale, line_path, nice_ticks, shade
+from rex_ray.report.charts.growth_figures import growth_figure, noise_figure
+from rex_ray.report.charts.svg import Scale, line_path, nice_ticks, shade
+from rex_ray.report.reading.schema import DecisionRow, GroupData, MetricPoint, NoiseSeries
 
 
 def make_group(shares: list[list[int]], versions: list[int], first_step: int = 0) -> GroupData:

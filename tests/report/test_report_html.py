@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from rex_ray.report.html import render_html
-from rex_ray.report.schema import (
+from rex_ray.report.page.html import render_html
+from rex_ray.report.page.tables import MOST_FINDINGS, decision_rows, finding_rows, format_gain, format_test, key_figures
+from rex_ray.report.reading.schema import (
     DecisionRow,
     FindingRow,
     GroupData,
@@ -19,7 +20,6 @@ from rex_ray.report.schema import (
     SearchRow,
     TrialRow,
 )
-from rex_ray.report.tables import MOST_FINDINGS, decision_rows, finding_rows, format_gain, format_test, key_figures
 
 STEPS = np.arange(40)
 SHARES = np.where(STEPS[:, None] < 20, [[32, 32]], [[20, 44]])

@@ -10,8 +10,8 @@ import pytest
 
 from rex_ray.control.journal import MAGIC, RECORD, SNAPSHOT
 from rex_ray.core.errors import ConfigError
-from rex_ray.report.html import render_html
-from rex_ray.report.load import find_journal, load_journal, load_run, run_name
+from rex_ray.report.page.html import render_html
+from rex_ray.report.reading.load import find_journal, load_journal, load_run, run_name
 
 
 @pytest.mark.parametrize("inside", [".", "rex_ray", "rex_ray/journal"])

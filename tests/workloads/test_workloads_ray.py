@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rex_ray.cli import main
-from rex_ray.report.load import load_run
+from rex_ray.report.reading.load import load_run
 
 ROOT = Path(__file__).parents[2]
 

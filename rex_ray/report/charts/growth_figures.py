@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rex_ray.core.types import FloatArray, IntArray
-from rex_ray.report.figures import Figure, both_widths, step_range
-from rex_ray.report.schema import DecisionRow, GroupData, NoiseSeries
-from rex_ray.report.svg import Frame, Scale, line_path
+from rex_ray.report.charts.figures import Figure, both_widths, step_range
+from rex_ray.report.charts.svg import Frame, Scale, line_path
+from rex_ray.report.reading.schema import DecisionRow, GroupData, NoiseSeries
 
 __all__ = ["growth_figure", "noise_figure"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from rex_ray.control.commands import CancelSearch, Command, StartSearch, TellTrial
 from rex_ray.control.events import Event, SearchFailed, SearchFinished, TrialProposed
-from rex_ray.report.schema import SearchRow, TrialRow
+from rex_ray.report.reading.schema import SearchRow, TrialRow
 
 __all__ = ["SearchLog"]
 

@@ -8,10 +8,9 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from rex_ray.report.figures import Figure, device_colours, legend, metric_figures, own_time_figure, split_figure
-from rex_ray.report.growth_figures import growth_figure, noise_figure
-from rex_ray.report.schema import RunData
-from rex_ray.report.tables import (
+from rex_ray.report.charts.figures import Figure, device_colours, legend, metric_figures, own_time_figure, split_figure
+from rex_ray.report.charts.growth_figures import growth_figure, noise_figure
+from rex_ray.report.page.tables import (
     DECISION_COLUMNS,
     FINDING_COLUMNS,
     MOST_FINDINGS,
@@ -21,6 +20,7 @@ from rex_ray.report.tables import (
     key_figures,
     trial_rows,
 )
+from rex_ray.report.reading.schema import RunData
 
 __all__ = ["render_html"]
 
@@ -35,7 +35,7 @@ def render_html(run: RunData) -> str:
         The page's text, to be written as UTF-8.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("rex_ray.report").joinpath("run.html.j2").read_text(encoding="utf-8"))
+    template = environment.from_string(files("rex_ray.report.page").joinpath("run.html.j2").read_text(encoding="utf-8"))
     return template.render(
         run=run,
         version=version("rex-ray"),

@@ -16,7 +16,7 @@ from rex_ray.core.types import FloatArray, StepFlag, read_only
 from rex_ray.core.wilcoxon import signed_rank
 from rex_ray.policies.growth.blocks import BLOCK_STEPS, block_statistic
 from rex_ray.policies.growth.egmd import Egmd
-from rex_ray.report.schema import NoiseSeries
+from rex_ray.report.reading.schema import NoiseSeries
 
 __all__ = ["noise_series"]
 

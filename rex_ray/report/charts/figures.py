@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from rex_ray.core.types import FloatArray, IntArray
-from rex_ray.report.schema import DecisionRow, GroupData, MetricPoint
-from rex_ray.report.svg import DASHES, Frame, Scale, area_path, line_path, shade, text
+from rex_ray.report.charts.svg import DASHES, Frame, Scale, area_path, line_path, shade, text
+from rex_ray.report.reading.schema import DecisionRow, GroupData, MetricPoint
 
 __all__ = [
     "Figure",

@@ -9,8 +9,8 @@ from rex_ray.control.events import GroupStarted
 from rex_ray.control.journal import EVENTS_FILE, Journal
 from rex_ray.control.reading import read_journal
 from rex_ray.core.errors import ConfigError
-from rex_ray.report.build import build_run
-from rex_ray.report.schema import RunData
+from rex_ray.report.reading.build import build_run
+from rex_ray.report.reading.schema import RunData
 
 __all__ = ["find_journal", "load_journal", "load_run", "run_name"]
 

@@ -12,9 +12,9 @@ from rex_ray.control.events import Event, GroupStarted, MetricReported, RunEnded
 from rex_ray.control.journal import Entry
 from rex_ray.control.notes import Applied, Decided, Deferred, Dropped, Found, Measured, Note, Refused, Withdrawn
 from rex_ray.core.types import StepFlag, WorkerSpec
-from rex_ray.report.noise import noise_series
-from rex_ray.report.schema import DecisionRow, FindingRow, GroupData, MetricPoint, RunData
-from rex_ray.report.searches import SearchLog
+from rex_ray.report.reading.noise import noise_series
+from rex_ray.report.reading.schema import DecisionRow, FindingRow, GroupData, MetricPoint, RunData
+from rex_ray.report.reading.searches import SearchLog
 
 __all__ = ["build_run"]
 

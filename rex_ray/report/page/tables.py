@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rex_ray.report.schema import DecisionRow, FindingRow, GroupData, RunData, SearchRow
+from rex_ray.report.reading.schema import DecisionRow, FindingRow, GroupData, RunData, SearchRow
 
 __all__ = [
     "DECISION_COLUMNS",

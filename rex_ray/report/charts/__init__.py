@@ -1,0 +1,1 @@
+"""From arrays to drawings: SVG by hand, no script, no network."""

@@ -1,0 +1,1 @@
+"""From values and drawings to one HTML file."""
