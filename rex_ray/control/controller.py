@@ -34,6 +34,7 @@ from rex_ray.control.events import (
     MetricReported,
     RunEnded,
     SaveAsked,
+    ScheduleReported,
     SearchFailed,
     SearchFinished,
     StepObserved,
@@ -58,6 +59,7 @@ _ALWAYS: dict[type[Event], Handler] = {
     RunEnded: do.end_run,
     MetricReported: do.note_metric,
     IncidentReported: do.note_metric,
+    ScheduleReported: do.note_metric,
     MemoryLimited: do.limit_memory,
     SearchFinished: do.end_search,
     SearchFailed: do.end_search,
@@ -122,6 +124,11 @@ class Controller:
         self._state = ControllerState(phase=Waiting(reason="no group has formed"))
         self._notes: list[Note] = []
         self._history: deque[Event] = deque(maxlen=_HISTORY_EVENTS)
+
+    @property
+    def policy(self) -> Policy[Any]:
+        """Who judges: the policy it was made with, or that of equal shares where it decides nothing."""
+        return self._rules.policy
 
     @property
     def state(self) -> ControllerState:

@@ -10,12 +10,13 @@ compares exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rex_ray.core.observations import StepObserved, TelemetryGap
 from rex_ray.core.types import Allocation, Problem
 
 __all__ = [
+    "ORDINARY_INCIDENTS",
     "DrainNoticed",
     "Event",
     "GroupStarted",
@@ -24,6 +25,7 @@ __all__ = [
     "MetricReported",
     "RunEnded",
     "SaveAsked",
+    "ScheduleReported",
     "SearchFailed",
     "SearchFinished",
     "StepObserved",
@@ -32,6 +34,10 @@ __all__ = [
     "TrialProposed",
     "WorkerLost",
 ]
+
+
+ORDINARY_INCIDENTS: Final = frozenset({"preflight", "save"})
+"""Kinds of incident that are told for the record, not because anything went wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +49,15 @@ class GroupStarted:
         problem: workers, reference batch and limits.
         step: the next optimizer step, not 0 after a resume.
         allocation: the allocation of the checkpoint that training resumes from, or None.
+        memory: what an earlier controller of the run knew (``remembered``), or None; taken by a controller that knows
+            nothing yet.
     """
 
     generation: str
     problem: Problem
     step: int = 0
     allocation: Allocation | None = None
+    memory: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +139,26 @@ class MetricReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleReported:
+    """Rank 0 said how far it is to go, and at what rate (for whoever looks on; no decision depends on it).
+
+    Attributes:
+        epoch: the epoch that the loop is in.
+        step: the next optimizer step.
+        cursor: rows of this epoch that all ranks together have consumed before it.
+        num_epochs: epochs that the loop asked for, or None where it did not say.
+        learning_rate: the optimizer's own, without the global batch's factor, or None where it cannot be read.
+    """
+
+    generation: str
+    epoch: int
+    step: int
+    cursor: int
+    num_epochs: int | None = None
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentReported:
     """A rank dealt with something that went wrong (kept in the journal for the report; no decision depends on it).
 
@@ -182,6 +211,7 @@ Event: TypeAlias = (
     | TelemetryGap
     | Ticked
     | MetricReported
+    | ScheduleReported
     | IncidentReported
     | MemoryLimited
     | RunEnded

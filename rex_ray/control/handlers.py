@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rex_ray.control.codec import CodecError
 from rex_ray.control.commands import ApplyAllocation, Command, RequestCheckpoint
 from rex_ray.control.decisions import ask, cancel_searches, fault_of, publish, publish_command
 from rex_ray.control.events import (
@@ -18,6 +19,7 @@ from rex_ray.control.events import (
     MetricReported,
     RunEnded,
     SaveAsked,
+    ScheduleReported,
     SearchFailed,
     SearchFinished,
     TelemetryGap,
@@ -38,6 +40,7 @@ from rex_ray.control.phases import (
     Switching,
     Waiting,
 )
+from rex_ray.control.remembered import remembered
 from rex_ray.core.changed import changed
 from rex_ray.core.errors import IllegalEventError, InfeasibleError
 from rex_ray.core.observations import SearchResult, TrialRequested
@@ -73,7 +76,7 @@ def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Ou
     event = replace(event, problem=state.row_limits.within(event.problem))
     if fault := state.row_limits.fault_of(event.problem):
         raise InfeasibleError(fault)
-    first, policy_state = rules.policy.init(event.problem, state.policy_state, event.allocation)
+    first, policy_state = rules.policy.init(event.problem, _prior(rules, state, event), event.allocation)
     if rules.mode == "advise":
         first = _unadvised(event, first)
     if fault := fault_of(first, event.problem):
@@ -104,6 +107,16 @@ def begin_group(rules: Rules, state: ControllerState, event: GroupStarted) -> Ou
     decided = Decided(step=event.step - 1, kind="first", reason=pending.reason, version=version, proposal=first)
     cancelled: tuple[Command, ...] = cancel_searches(state, "another worker group formed")
     return Outcome(state=begun, commands=(*cancelled, publish_command(group, pending)), notes=(decided,))
+
+
+def _prior(rules: Rules, state: ControllerState, event: GroupStarted) -> object | None:
+    """What the policy begins with: its own memory, else that of an earlier life of the run."""
+    if state.policy_state is not None or event.memory is None:
+        return state.policy_state
+    try:
+        return remembered(rules.policy, event.memory, event.problem.global_batch_size)
+    except CodecError:
+        return None  # whoever read it has said so; a controller that must learn anew is no fault
 
 
 def _superseded(state: ControllerState, generation: str) -> tuple[str, ...]:
@@ -182,8 +195,10 @@ def end_run(_: Rules, state: ControllerState, event: RunEnded) -> Outcome:
     return Outcome(state=replace(_without_searches(state), phase=Ended(reason=event.reason)), commands=commands)
 
 
-def note_metric(_: Rules, state: ControllerState, event: MetricReported | IncidentReported) -> Outcome:
-    """Metrics and incidents are for the journal; no decision depends on them."""
+def note_metric(
+    _: Rules, state: ControllerState, event: MetricReported | IncidentReported | ScheduleReported
+) -> Outcome:
+    """Metrics, incidents and schedules are for the journal; no decision depends on them."""
     del event
     return Outcome(state=state)
 

@@ -13,7 +13,7 @@ from rex_ray.core.kind_profiles import profiles_from_json, profiles_to_json
 from rex_ray.core.types import LearntShape
 from rex_ray.worker.saving.store import Store
 
-__all__ = ["PROFILES_FILE", "profiles_to_begin_with", "put_profiles", "read_profiles", "write_profiles"]
+__all__ = ["PROFILES_FILE", "profiles_to_begin_with", "put_profiles", "read_profiles", "write_profiles", "write_whole"]
 
 logger = logging.getLogger("rex_ray")
 
@@ -29,9 +29,18 @@ def write_profiles(path: Path, shapes: Iterable[LearntShape]) -> None:
     Raises:
         OSError: the disk refuses.
     """
+    write_whole(path, profiles_to_json(shapes))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file; see ``write_profiles`` for what a reader finds.
+
+    Raises:
+        OSError: the disk refuses.
+    """
     torn = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        torn.write_text(profiles_to_json(shapes), encoding="utf-8")
+        torn.write_text(text, encoding="utf-8")
         torn.replace(path)
     except OSError:
         torn.unlink(missing_ok=True)

@@ -90,6 +90,8 @@ def test_f1_f8_a_killed_worker_a_torn_checkpoint_and_a_full_disk_end_as_if_nothi
     journal = journal_of(second.journal_dir)
     (resumed,) = groups_of(journal)
     assert resumed.step < 2 * PER_EPOCH, "the save before the torn one"
+    assert one.memory is None
+    assert resumed.memory is not None, "the controller goes on with what the earlier one knew"
     (damaged,) = incidents_of(journal, "damaged_save")
     assert newest.name in damaged
     assert "700 bytes" in damaged
