@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rex_ray.core.types import FloatArray
+import numpy as np
+
+from rex_ray.core.types import FloatArray, IntArray, read_only
 
 __all__ = ["CurveFit", "Estimate", "LedgerRow", "RunFacts", "Saving"]
+
+_NO_STEPS: IntArray = read_only([], np.int64)
+_NO_VALUES: FloatArray = read_only([], np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -16,7 +21,7 @@ class CurveFit:
     Attributes:
         device: kind of device.
         rows: distinct local batch sizes that were measured, rising, shape ``[m]``.
-        own_s: median own time at each in seconds, shape ``[m]``.
+        own_s: median own time at each in seconds, slowdowns that last divided out, shape ``[m]``.
         low_s: lower quartile, shape ``[m]``.
         high_s: upper quartile, shape ``[m]``.
         num_steps: worker-steps behind each, shape ``[m]``.
@@ -107,6 +112,14 @@ class RunFacts:
         rii: the paper's resource imbalance index (METHODS of the docs), or None.
         overhead_fraction: share of the run's time spent on control: what probes, trials and switches cost, or None.
         overhead_method: how that was taken, in a sentence.
+        oracle_s: seconds of the same steps under the best split for every moment's speeds, known at once, by the fitted
+            curves: the run's time less the sum of ``ledger``; None where that is empty.
+        unavoidable: what ``oracle_s`` consists of: the parts sum to it exactly, so together with ``ledger`` to the run.
+        rii_start: ``rii`` over the first tenth of the steps, or None.
+        rii_end: ``rii`` over the last tenth, or None.
+        rii_steps: first steps of even stretches of the run, rising, shape ``[p]``; empty where unknown.
+        rii_values: ``rii`` over each stretch, shape ``[p]``.
+        waiting_fraction: part of the workers' time that they waited for the slowest and for the reduction, or None.
     """
 
     saving: Saving | None = None
@@ -116,3 +129,10 @@ class RunFacts:
     rii: float | None = None
     overhead_fraction: float | None = None
     overhead_method: str = ""
+    oracle_s: float | None = None
+    unavoidable: tuple[LedgerRow, ...] = ()
+    rii_start: float | None = None
+    rii_end: float | None = None
+    rii_steps: IntArray = field(default_factory=lambda: _NO_STEPS)
+    rii_values: FloatArray = field(default_factory=lambda: _NO_VALUES)
+    waiting_fraction: float | None = None

@@ -1,0 +1,62 @@
+"""Other curves that the same measurements could have given: how far noise, and sizes never run, leave them open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rex_ray.core.curves import StepTimeCurve
+from rex_ray.core.kind_fit import fit_kind
+from rex_ray.core.types import FloatArray, IntArray
+from rex_ray.report.computing.run_curves import KindEvidence
+
+__all__ = ["NUM_REPLICATES", "CurveReplicate", "replicates"]
+
+NUM_REPLICATES = 200
+
+_ELASTICITY_SD = 0.15
+"""Sd of a curve's slope dlog t / dlog b beyond what was measured: half of what ``core.kind_fit`` has before any data,
+since the nearest sizes say something of it."""
+
+_SAME_SIZE = 1.05
+_SEED = 20_260_101
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CurveReplicate:
+    """A kind's shape, fitted to the medians moved by their standard errors, and bent where nothing was measured."""
+
+    shape: StepTimeCurve
+    bend: float
+    sizes: FloatArray
+
+    def predict_s(self, num_rows: IntArray) -> FloatArray:
+        """Return own times at the kind's usual scale in seconds, same shape."""
+        result: FloatArray = self.shape.predict_s(num_rows)
+        if self.bend:
+            result = result * np.exp(self.bend * self._distance(num_rows))
+        return result
+
+    def _distance(self, num_rows: IntArray) -> FloatArray:
+        """Return how far rows are from the nearest size that was measured, in log rows."""
+        logs, known = np.log(np.maximum(num_rows, 1)), np.log(self.sizes)
+        right = np.clip(np.searchsorted(known, logs), 1, known.size - 1) if known.size > 1 else np.zeros(1, dtype=int)
+        nearest = np.minimum(np.abs(logs - known[right]), np.abs(logs - known[right - 1]))
+        result: FloatArray = np.maximum(nearest - np.log(_SAME_SIZE), 0.0)
+        return result
+
+
+def replicates(kinds: tuple[KindEvidence, ...], count: int = NUM_REPLICATES) -> Iterator[tuple[CurveReplicate, ...]]:
+    """Yield ``count`` sets of curves, one per kind; the same run gives the same ones."""
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(_SEED)))
+    for _ in range(count):
+        drawn = []
+        for kind in kinds:
+            moved = kind.medians.log_s + kind.log_se * rng.standard_normal(kind.log_se.size)
+            fit = fit_kind(replace(kind.medians, log_s=moved))
+            assert fit is not None, "there is evidence"
+            bend = _ELASTICITY_SD * float(rng.standard_normal())
+            drawn.append(CurveReplicate(shape=fit.shape, bend=bend, sizes=kind.sizes.keys.astype(np.float64)))
+        yield tuple(drawn)
