@@ -11,7 +11,8 @@ from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.kind_fit import KindFit, SizeMedians, fit_kind
 from rex_ray.core.types import BoolArray, FloatArray, IntArray
 from rex_ray.report.computing.quantiles import Quartiles, quartiles_by
-from rex_ray.report.computing.speeds import worker_speeds
+from rex_ray.report.computing.speeds import Pieces, cut_pieces
+from rex_ray.report.computing.spells import log_slowdowns
 from rex_ray.report.reading.schema import GroupData, RunData
 
 __all__ = ["GroupTimes", "KindEvidence", "RunCurves", "fit_run"]
@@ -107,57 +108,65 @@ class RunCurves:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Worker:
-    """One rank's clean steps and where it was at each of all steps."""
+    """One rank's clean steps: their places among all steps of its group, and what was measured in them."""
 
     device: str
+    places: IntArray
     num_rows: IntArray
-    own_s: FloatArray
-    log_s: FloatArray  # freed of slowdowns
-    log_slowdown: FloatArray  # of all steps of the group
+    log_s: FloatArray
+    pieces: Pieces
+    log_slowdown: FloatArray  # of each piece
+
+    @classmethod
+    def of(cls, group: GroupData, rank: int) -> _Worker:
+        rows, own_s = group.num_rows[:, rank], group.own_s[:, rank]
+        places = np.flatnonzero(group.steady & (rows > 0) & (own_s >= _SHORTEST_S) & (own_s <= _LONGEST_S))
+        log_s = np.log(own_s[places])
+        pieces = cut_pieces(rows[places], log_s)
+        return cls(
+            device=group.devices[rank],
+            places=places,
+            num_rows=rows[places],
+            log_s=log_s,
+            pieces=pieces,
+            log_slowdown=np.zeros(len(pieces.counts)),
+        )
+
+    def level(self, num_steps: int) -> FloatArray:
+        """Return the factor of lasting slowdowns at all steps of the group: that of the newest clean one."""
+        if self.places.size == 0:
+            return np.ones(num_steps)
+        newest = np.maximum(np.searchsorted(self.places, np.arange(num_steps), side="right") - 1, 0)
+        level: FloatArray = np.exp(self.log_slowdown[self.pieces.of_step[newest]])
+        return level
 
 
 def fit_run(run: RunData) -> RunCurves | None:
     """Fit a run's curves; None where some kind of device has no clean step."""
-    groups = [[_worker(group, rank) for rank in range(group.num_workers)] for group in run.groups]
+    groups = [[_Worker.of(group, rank) for rank in range(group.num_workers)] for group in run.groups]
     by_kind: dict[str, list[_Worker]] = {}
     for worker in (worker for group in groups for worker in group):
         by_kind.setdefault(worker.device, []).append(worker)
+    if not by_kind or not all(any(worker.places.size for worker in workers) for workers in by_kind.values()):
+        return None
+    for workers in by_kind.values():
+        measured = [worker for worker in workers if worker.places.size]
+        for worker, slowdown in zip(measured, log_slowdowns([one.pieces for one in measured]), strict=True):
+            worker.log_slowdown = slowdown
     kinds = [_evidence(device, by_kind[device]) for device in sorted(by_kind)]
-    known = [kind for kind in kinds if kind is not None]
-    if not known or len(known) < len(kinds):
-        return None
-    index = {kind.device: at for at, kind in enumerate(known)}
+    index = {kind.device: at for at, kind in enumerate(kinds)}
     taken = dict.fromkeys(index, 0)
-    found = []
-    for data, workers in zip(run.groups, groups, strict=True):
-        found.append(_group_times(data, workers, known, index, taken))
-    return RunCurves(kinds=tuple(known), groups=tuple(found))
-
-
-def _worker(group: GroupData, rank: int) -> _Worker:
-    rows, own_s = group.num_rows[:, rank], group.own_s[:, rank]
-    clean = np.flatnonzero(group.steady & (rows > 0) & (own_s >= _SHORTEST_S) & (own_s <= _LONGEST_S))
-    log_s = np.log(own_s[clean])
-    speeds = worker_speeds(rows[clean], log_s)
-    everywhere = np.zeros(len(rows))
-    if clean.size:
-        nearest = np.maximum(np.searchsorted(clean, np.arange(len(rows)), side="right") - 1, 0)
-        everywhere = speeds.log_slowdown[nearest]
-    return _Worker(
-        device=group.devices[rank],
-        num_rows=rows[clean],
-        own_s=own_s[clean],
-        log_s=log_s - speeds.log_slowdown,
-        log_slowdown=everywhere,
+    found = tuple(
+        _group_times(data, workers, kinds, index, taken) for data, workers in zip(run.groups, groups, strict=True)
     )
+    return RunCurves(kinds=tuple(kinds), groups=found)
 
 
-def _evidence(device: str, workers: Sequence[_Worker]) -> KindEvidence | None:
+def _evidence(device: str, workers: Sequence[_Worker]) -> KindEvidence:
     rows = np.concatenate([worker.num_rows for worker in workers])
-    if rows.size == 0:
-        return None
-    log_s = np.concatenate([worker.log_s for worker in workers])
-    who = np.repeat(np.arange(len(workers)), [worker.num_rows.size for worker in workers])
+    slowdown = np.concatenate([worker.log_slowdown[worker.pieces.of_step] for worker in workers])
+    log_s = np.concatenate([worker.log_s for worker in workers]) - slowdown
+    who, num_members = _members(workers, slowdown)
     width = int(rows.max()) + 1
     key = who * width + rows
     per_entry = quartiles_by(key, log_s)
@@ -167,7 +176,7 @@ def _evidence(device: str, workers: Sequence[_Worker]) -> KindEvidence | None:
     num = int(crowded.sum())
     variance = (_PRIOR_COUNT * _SAMPLE_SD**2 + num * spread**2) / (_PRIOR_COUNT + num)
     medians = SizeMedians(
-        num_members=len(workers),
+        num_members=num_members,
         who=per_entry.keys // width,
         num_rows=(per_entry.keys % width).astype(np.float64),
         weight=np.minimum(per_entry.counts, _MAX_WEIGHT),
@@ -185,6 +194,21 @@ def _evidence(device: str, workers: Sequence[_Worker]) -> KindEvidence | None:
         block_sd=_block_sd(key, misses, medians.noise_sd),
         fit=fit,
     )
+
+
+def _members(workers: Sequence[_Worker], slowdown: FloatArray) -> tuple[IntArray, int]:
+    """Return whose scale each step is at, and of how many: a worker's, or that of one slowdown of it.
+
+    A slowdown's own factor is known no better than its steps say, so it has a scale of its own in the fit.
+    """
+    worker = np.repeat(np.arange(len(workers)), [one.places.size for one in workers])
+    begins = (np.diff(slowdown, prepend=0.0) != 0) | (np.diff(worker, prepend=0) != 0)
+    stretch = np.cumsum(begins)
+    is_slow = slowdown != 0
+    found, index = np.unique(stretch[is_slow], return_inverse=True)
+    who = worker.copy()
+    who[is_slow] = len(workers) + index
+    return who, len(workers) + found.size
 
 
 def _block_sd(key: IntArray, misses: FloatArray, sample_sd: float) -> float:
@@ -217,7 +241,7 @@ def _group_times(
         fit, member = kinds[index[worker.device]].fit, taken[worker.device]
         taken[worker.device] += 1
         curves.append(replace(fit.shape, scale=float(fit.scales[member])))
-    level = np.exp(np.stack([worker.log_slowdown for worker in workers], axis=1))
+    level = np.stack([worker.level(len(data.steps)) for worker in workers], axis=1)
     base = np.stack([curve.predict_s(data.num_rows[:, rank]) for rank, curve in enumerate(curves)], axis=1)
     is_switch = _first_under_new_shares(data)
     usable = (data.num_rows > 0) & (data.own_s >= _SHORTEST_S) & ~is_switch[:, None]

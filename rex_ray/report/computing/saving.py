@@ -24,10 +24,9 @@ _MOST_STEPS = 2_000
 
 _METHOD = (
     "Estimated on the run's own measurements: in every step each worker's own time is scaled by its kind's fitted "
-    "curve from the rows that it had to those of equal shares, so that slowdowns and noise of that step count for both; "
-    "the "
-    "rest of the step (reduction, optimizer) is kept. The interval is 95 % of {count} refits to the measured medians "
-    "moved by their noise, with a slope that is uncertain where no size was measured{caution}."
+    "curve from the rows that it had to those of equal shares, so that slowdowns and noise of that step count for "
+    "both; the rest of the step (reduction, optimizer) is kept. The interval is 95 % of {count} refits to the measured "
+    "medians moved by their noise, with a slope that is uncertain where no size was measured{caution}."
 )
 
 
