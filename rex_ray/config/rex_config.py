@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-import yaml
-
-from rex_ray.core.errors import ConfigError, nearest_name_hint
+from rex_ray.config.checks import Mode, OnNonFinite, OnOutOfMemory, SmallDataset, WeightBy, problems_of
+from rex_ray.config.layers import Layers
+from rex_ray.config.plain_yaml import write_document
+from rex_ray.core.errors import ConfigError
 from rex_ray.core.measuring import DENSE_STEPS, INTERVAL_STEPS
 from rex_ray.policies.base import Policy
 from rex_ray.policies.bsp import FixedBatch
@@ -20,12 +21,6 @@ from rex_ray.policies.split.fixed import shares_by_hand
 from rex_ray.worker.options import WorkerOptions
 
 __all__ = ["RexConfig"]
-
-Mode = Literal["auto", "advise", "off"]
-SmallDataset = Literal["error", "clamp"]
-WeightBy = Literal["samples", "tokens"]
-OnNonFinite = Literal["stop", "skip", "ignore"]
-OnOutOfMemory = Literal["retry", "stop"]
 
 LINEAR_LR_SLEW = 0.02
 """A doubled rate takes 36 steps: linear scaling needs a gradual warm-up (Goyal et al. 2017, arXiv:1706.02677)."""
@@ -109,55 +104,9 @@ class RexConfig:
     preflight_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        _check_int("global_batch_size", self.global_batch_size, at_least=1)
-        if self.max_global_batch_size is not None:
-            _check_int("max_global_batch_size", self.max_global_batch_size, at_least=1)
-            if self.max_global_batch_size < self.global_batch_size:
-                raise ConfigError(
-                    f"max_global_batch_size={self.max_global_batch_size} is below "
-                    f"global_batch_size={self.global_batch_size}; raise it, or leave it out for 8 times the batch"
-                )
-        _check_int("seed", self.seed, at_least=0)
-        _check_int("control_interval_steps", self.control_interval_steps, at_least=1)
-        if self.norm_interval_steps is not None:
-            _check_int("norm_interval_steps", self.norm_interval_steps, at_least=0)
-        if self.lr_slew is not None and not (_is_finite_number(self.lr_slew) and self.lr_slew >= 0):
-            raise ConfigError(
-                f"lr_slew must be a share such as 0.02, or 0 to follow the batch at once, got {self.lr_slew!r}"
-            )
-        _check_int("warm_up_steps", self.warm_up_steps, at_least=0)
-        _check_seconds("collective_timeout_s", self.collective_timeout_s, zero_allowed=False)
-        _check_seconds("join_timeout_s", self.join_timeout_s, zero_allowed=False)
-        _check_seconds("placement_timeout_s", self.placement_timeout_s, zero_allowed=True)
-        _check_seconds("checkpoint_interval_s", self.checkpoint_interval_s, zero_allowed=True)
-        _check_name("mode", self.mode, get_args(Mode))
-        _check_name("small_dataset", self.small_dataset, get_args(SmallDataset))
-        _check_name("weight_by", self.weight_by, get_args(WeightBy))
-        _check_name("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
-        _check_name("on_out_of_memory", self.on_out_of_memory, get_args(OnOutOfMemory))
-        _check_int("replica_check_interval_steps", self.replica_check_interval_steps, at_least=0)
-        _check_int("local_batch_multiple", self.local_batch_multiple, at_least=1)
-        _check_seconds("snapshot_interval_s", self.snapshot_interval_s, zero_allowed=True)
-        _check_seconds("storage_retry_s", self.storage_retry_s, zero_allowed=True)
-        _check_seconds("preflight_timeout_s", self.preflight_timeout_s, zero_allowed=False)
-        if odd := self.global_batch_size % self.local_batch_multiple:
-            below, above = self.global_batch_size - odd, self.global_batch_size - odd + self.local_batch_multiple
-            raise ConfigError(
-                f"global_batch_size={self.global_batch_size} is no multiple of local_batch_multiple="
-                f"{self.local_batch_multiple}, and the shares that make it up are; use "
-                + (f"{below} or {above} rows" if below else f"{above} rows")
-            )
-        if not isinstance(self.preflight, bool):
-            raise ConfigError(f"preflight must be true or false, got {self.preflight!r}")
-        if self.learn_from is not None and not isinstance(self.learn_from, str):
-            raise ConfigError(f"learn_from must be the path of a past run or of its profiles, got {self.learn_from!r}")
-        if not isinstance(self.device_label, str) or not self.device_label:
-            raise ConfigError(
-                f"device_label must name a node label such as 'ray.io/accelerator-type', got {self.device_label!r}"
-            )
-        if not isinstance(self.policy_options, Mapping):
-            raise ConfigError(f"policy_options must map option names to values, got {self.policy_options!r}")
-        self.make_policy()
+        values = {known.name: getattr(self, known.name) for known in dataclasses.fields(self)}
+        if problems := problems_of(values):
+            raise ConfigError("\n".join(problem.text for problem in problems))
 
     @property
     def growth_limit(self) -> int:
@@ -250,37 +199,62 @@ class RexConfig:
             shares_by_hand(shares, [""] * num_workers, self.global_batch_size, self.local_batch_multiple)
 
     @classmethod
+    def load(
+        cls, path: str | Path | None = None, *, environ: Mapping[str, str] | None = None, **chosen: Any
+    ) -> RexConfig:
+        """Read a configuration from a file and the environment.
+
+        Later ones win: defaults, the file, the environment, ``chosen``. A variable is named ``REX_RAY_`` and the key in
+        capitals, ``REX_RAY_POLICY_OPTIONS__`` and the option for one option of the policy; its value is read as in a
+        file. ``RexConfig(...)``, ``from_yaml`` and ``from_mapping`` never look at the environment.
+
+        Args:
+            path: a YAML file that maps field names to values; None reads none.
+            environ: variables; default: those of this process; ``{}``: none.
+            chosen: values by field, such as those of a command line.
+
+        Raises:
+            ConfigError: all that is wrong, a line each with the file's line or the variable: unknown keys and variables
+                (the nearest is named), values that cannot work, a file that cannot be read.
+        """
+        return cls(**cls.layers(path, environ=environ, **chosen).effective())
+
+    @classmethod
+    def layers(
+        cls, path: str | Path | None = None, *, environ: Mapping[str, str] | None = None, **chosen: Any
+    ) -> Layers:
+        """Gather what ``load`` builds from, with the origin of every value; arguments as there.
+
+        Raises:
+            ConfigError: the file cannot be read, or is no YAML mapping.
+        """
+        layers = Layers(defaults=cls._defaults())
+        if path is not None:
+            layers.add_file(path)
+        layers.add_environment(os.environ if environ is None else environ)
+        layers.add_mapping(chosen)
+        return layers
+
+    @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RexConfig:
         """Build a configuration from plain values, as a YAML file holds them.
 
         Raises:
-            ConfigError: an unknown key (the nearest one is named), a missing ``global_batch_size``, or a bad value.
+            ConfigError: all that is wrong, a line each: an unknown key (the nearest one is named), a missing
+                ``global_batch_size``, a bad value.
         """
-        names = [known.name for known in dataclasses.fields(cls)]
-        for key in values:
-            if key not in names:
-                raise ConfigError(f"unknown key {key!r} in the configuration{nearest_name_hint(str(key), names)}")
-        if "global_batch_size" not in values:
-            raise ConfigError("the configuration lacks global_batch_size: rows per optimizer step over all workers")
-        return cls(**values)
+        layers = Layers(defaults=cls._defaults())
+        layers.add_mapping(values)
+        return cls(**layers.effective())
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> RexConfig:
-        """Read a configuration from a YAML file that maps field names to values.
+        """Read a configuration from a YAML file that maps field names to values, and from nothing else.
 
         Raises:
             ConfigError: the file is missing, is no YAML mapping, or holds something that cannot work.
         """
-        try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no text, or no date
-            raise ConfigError(f"cannot read the configuration {str(path)!r}: {error}") from error
-        if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"the configuration {str(path)!r} must map names to values, such as 'global_batch_size: 256'; "
-                f"it holds {type(values).__name__}"
-            )
-        return cls.from_mapping(values)
+        return cls.load(path, environ={})
 
     def to_mapping(self) -> dict[str, Any]:
         """Return every field as plain values; ``from_mapping`` takes them back."""
@@ -288,13 +262,17 @@ class RexConfig:
 
     def to_yaml(self) -> str:
         """Return the YAML text that ``from_yaml`` reads back into an equal configuration."""
-        text: str = yaml.safe_dump(self.to_mapping(), sort_keys=False)
-        return text
+        return write_document(self.to_mapping())
 
-
-def _check_int(name: str, value: object, *, at_least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ConfigError(f"{name} must be a whole number of at least {at_least}, got {value!r}")
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for known in dataclasses.fields(cls):
+            if known.default is not MISSING:
+                found[known.name] = known.default
+            elif known.default_factory is not MISSING:
+                found[known.name] = known.default_factory()
+        return found
 
 
 def _grows(policy: Any) -> bool:
@@ -302,18 +280,3 @@ def _grows(policy: Any) -> bool:
     while hasattr(policy, "inner"):
         policy = policy.inner
     return not isinstance(getattr(policy, "growth", None), FixedBatch)
-
-
-def _is_finite_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_seconds(name: str, value: object, *, zero_allowed: bool) -> None:
-    if not _is_finite_number(value) or value < 0 or (value == 0 and not zero_allowed):  # type: ignore[operator]
-        limit = "zero or more" if zero_allowed else "more than zero"
-        raise ConfigError(f"{name} must be {limit} seconds, and finite, got {value!r}")
-
-
-def _check_name(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"unknown {name} {value!r}{nearest_name_hint(str(value), known)}")
