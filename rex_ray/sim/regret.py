@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
+from rex_ray.control.losses import Asked, Published, ShareLosses, answer_to, published
 from rex_ray.control.notes import Decided
 from rex_ray.core.apportion import rows_per_rank
 from rex_ray.core.types import FloatArray, IntArray
@@ -87,35 +87,18 @@ def ledger(run: SimulatedRun, scenario: Scenario, *, oracle_s: float, learning: 
     if learning is not None:
         used = _share_of_progress(run, learning, scenario.problem.global_batch_size)
         rate_s = float((books.exact_s * (1 - used)).sum())
-    missed_s = books.spline_s + books.exploration_s + books.unsplit_s
-    known_s = books.sensing_s + books.lag_s + missed_s + (rate_s or 0.0) + run.charged_s
+    losses = books.losses
+    known_s = losses.total_s + (rate_s or 0.0) + run.charged_s
     return Ledger(
-        sensing_s=books.sensing_s,
-        lag_s=books.lag_s,
-        spline_s=books.spline_s,
-        exploration_s=books.exploration_s,
-        unsplit_s=books.unsplit_s,
+        sensing_s=losses.sensing_s,
+        lag_s=losses.lag_s,
+        spline_s=losses.spline_s,
+        exploration_s=losses.exploration_s,
+        unsplit_s=losses.unsplit_s,
         growth_s=run.total_s - oracle_s - known_s,
         rate_s=rate_s,
         charged_s=run.charged_s,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Published:
-    """Shares that were asked for.
-
-    Attributes:
-        step: newest step known at the decision, -1 before the first one.
-        shares: rows per rank.
-        cause: what they miss is put down to; the part's name.
-        world_step: a step of the world that they are right for.
-    """
-
-    step: int
-    shares: tuple[int, ...]
-    cause: Literal["spline", "exploration", "unsplit"]
-    world_step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,18 +108,14 @@ class _Piece:
     start: int
     stop: int
     in_force: tuple[int, ...]
-    published: _Published
+    published: Published
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Books:
     run: SimulatedRun
     scenario: Scenario
-    sensing_s: float = 0.0
-    lag_s: float = 0.0
-    spline_s: float = 0.0
-    exploration_s: float = 0.0
-    unsplit_s: float = 0.0
+    losses: ShareLosses = field(default_factory=ShareLosses)
     exact_s: FloatArray = field(init=False)
     _oracle: ScriptedOracle = field(init=False)
     _rows: IntArray = field(init=False)
@@ -151,42 +130,30 @@ class _Books:
     def pieces(self) -> Iterator[_Piece]:
         """Cut the run wherever anything but noise changes."""
         num_steps, switches = self.run.step_s.size, dict(self.run.allocations)
-        published = self._published()
+        asked = published(self._asked(), last_step=num_steps - 1, is_equal=self._is_equal, excess=self._excess)
         speeds = self._oracle.slowdowns
-        borders = {0, num_steps, *switches, *(min(item.step + 1, num_steps) for item in published)}
+        borders = {0, num_steps, *switches, *(min(item.step + 1, num_steps) for item in asked)}
         borders |= set((np.flatnonzero(np.diff(self._rows)) + 1).tolist())
         borders |= set((np.flatnonzero((np.diff(speeds, axis=0) != 0).any(axis=1)) + 1).tolist())
-        newest, in_force = 0, published[0].shares
+        newest, in_force = 0, asked[0].shares
         for start, stop in pairwise(sorted(borders)):
             in_force = switches[start].local_batch_sizes if start in switches else in_force
-            while newest + 1 < len(published) and published[newest + 1].step < start:
+            while newest + 1 < len(asked) and asked[newest + 1].step < start:
                 newest += 1
-            asked = newest
-            # Rows of another batch are growth's: its shares are no answer to these.
-            while asked and sum(published[asked].shares) != sum(in_force):
-                asked -= 1
-            yield _Piece(start=start, stop=stop, in_force=in_force, published=published[asked])
+            answer = answer_to(asked, newest, sum(in_force))
+            yield _Piece(start=start, stop=stop, in_force=in_force, published=answer)
 
     def enter(self, piece: _Piece) -> None:
         """Enter a piece's seconds: from what ran to the exact split of the moment."""
-        steps, rows, published = slice(piece.start, piece.stop), int(self._rows[piece.start]), piece.published
+        steps, rows, answer = slice(piece.start, piece.stop), int(self._rows[piece.start]), piece.published
         ran_s = self.run.step_s[steps]
-        if piece.in_force == published.shares:
+        if piece.in_force == answer.shares:
             waited_s = ran_s
         else:
-            waited_s = self._steps_s(rows_per_rank(int(self.run.num_rows[piece.start]), published.shares), piece)
-        believed_s = self._steps_s(self._oracle.shares(rows, published.world_step), piece)
+            waited_s = self._steps_s(rows_per_rank(int(self.run.num_rows[piece.start]), answer.shares), piece)
+        believed_s = self._steps_s(self._oracle.shares(rows, answer.world_step), piece)
         exact_s = self._steps_s(self._oracle.shares(rows, piece.start), piece)
-        self.lag_s += float((ran_s - waited_s).sum())
-        missed_s = float((waited_s - believed_s).sum())
-        match published.cause:
-            case "spline":
-                self.spline_s += missed_s
-            case "exploration":
-                self.exploration_s += missed_s
-            case "unsplit":
-                self.unsplit_s += missed_s
-        self.sensing_s += float((believed_s - exact_s).sum())
+        self.losses.enter(answer.cause, ran_s=ran_s, waited_s=waited_s, believed_s=believed_s, exact_s=exact_s)
         self.exact_s[steps] = exact_s
 
     def _steps_s(self, shares: Sequence[int], piece: _Piece) -> FloatArray:
@@ -200,33 +167,19 @@ class _Books:
             for line, rows, factor in zip(lines, shares, speeds, strict=True)
         )
 
-    def _published(self) -> list[_Published]:
-        """Return all shares that were asked for, in order, each with the world that it is right for.
-
-        That is the world at the decision, or the one that the shares before it were right for, whichever fits better:
-        a batch may grow before an episode has been noticed.
-        """
+    def _asked(self) -> list[Asked]:
+        """Return all shares that were asked for, in order, whether they ran or not."""
         decided = {note.version: note for note in self.run.notes if isinstance(note, Decided)}
-        asked: dict[int, tuple[int, tuple[int, ...], str]] = {}
+        found: dict[int, Asked] = {}
         for first_step, allocation in self.run.allocations:
             note = decided.get(allocation.version)
             step = first_step - 1 if note is None else note.step
             kind = "first" if note is None else note.kind
-            asked[allocation.version] = (step, allocation.local_batch_sizes, kind)
+            found[allocation.version] = Asked(step=step, shares=allocation.local_batch_sizes, kind=kind)
         for version, note in decided.items():
-            if version is not None and note.proposal is not None and version not in asked:
-                asked[version] = (note.step, note.proposal.local_batch_sizes, note.kind)
-        ordered = [asked[version] for version in sorted(asked)]
-        first = next((at for at, (_, shares, _) in enumerate(ordered) if not self._is_equal(shares)), len(ordered))
-        before: Literal["exploration", "unsplit"] = "exploration" if first < len(ordered) else "unsplit"
-        found: list[_Published] = []
-        world_step, last = 0, self.run.step_s.size - 1
-        for at, (step, shares, kind) in enumerate(ordered):
-            here = min(max(step, 0), last)
-            world_step = min((here, world_step), key=lambda at: self._excess(shares, at))
-            cause = "exploration" if kind == "trial" else before if at < first else "spline"
-            found.append(_Published(step=step, shares=shares, cause=cause, world_step=world_step))
-        return found
+            if version is not None and note.proposal is not None and version not in found:
+                found[version] = Asked(step=note.step, shares=note.proposal.local_batch_sizes, kind=note.kind)
+        return [found[version] for version in sorted(found)]
 
     def _is_equal(self, shares: tuple[int, ...]) -> bool:
         return shares == equal_shares(self.scenario.problem, sum(shares))

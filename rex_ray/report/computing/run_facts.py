@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rex_ray.report.computing.ledger import RunLedger, ledger_of
 from rex_ray.report.computing.run_curves import KindEvidence, RunCurves, fit_run
 from rex_ray.report.computing.saving import saving_of
 from rex_ray.report.computing.usage import usage_of
@@ -24,7 +25,7 @@ def run_facts(run: RunData) -> RunFacts:
     curves = fit_run(run)
     if curves is None:
         return RunFacts()
-    usage = usage_of(curves)
+    usage, ledger = usage_of(curves), ledger_of(curves, run.decisions)
     return RunFacts(
         saving=saving_of(curves),
         fits=tuple(_curve_fit(kind, _farthest(curves, at)) for at, kind in enumerate(curves.kinds)),
@@ -34,6 +35,20 @@ def run_facts(run: RunData) -> RunFacts:
         rii_steps=usage.steps,
         rii_values=usage.values,
         waiting_fraction=usage.waiting,
+        ledger=ledger.lost,
+        unavoidable=ledger.base,
+        oracle_s=ledger.oracle_s,
+        overhead_fraction=(ledger.trials_s + ledger.switching_s) / curves.run_s,
+        overhead_method=_overhead_method(ledger),
+    )
+
+
+def _overhead_method(ledger: RunLedger) -> str:
+    return (
+        f"Trials and probes: {ledger.trials_s:.1f} s beyond what the shares before them would have taken in the same "
+        f"steps, by the fitted curves; first steps after a change: {ledger.switching_s:.1f} s beyond their rows and "
+        "speeds. Not in it, since no step of the journal is without it: what measuring itself costs every step (about "
+        "1 % of short steps, python -m experiments.overhead), and a search helper's processor time."
     )
 
 

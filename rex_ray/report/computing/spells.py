@@ -24,7 +24,7 @@ _BENT = 0.25
 _USUAL = float(np.log(1.08))
 _FIXED_SHARES = np.linspace(0.0, 0.98, 50)
 _MAX_WEIGHT = 50.0
-_ROUNDS = 8
+_ROUNDS = 3
 
 
 def log_slowdowns(workers: Sequence[Pieces]) -> list[FloatArray]:
@@ -35,9 +35,9 @@ def log_slowdowns(workers: Sequence[Pieces]) -> list[FloatArray]:
     """
     kind = _Kind(workers)
     spell = kind.spells(kind.is_broken(kind.line(), _BENT))
-    # A curve with bends sees what a straight line had to forgive.
-    for _ in range(2):
-        spell = kind.spells(kind.is_broken(kind.fitted(spell), 0.0) | kind.begins(spell))
+    # A curve with bends sees what a straight line had to forgive, and joins what only the line had broken.
+    for _ in range(_ROUNDS):
+        spell = kind.spells(kind.is_broken(kind.fitted(spell), 0.0))
     log_scale = kind.log_scales(spell, kind.fitted(spell))
     return np.split(kind.from_usual(spell, log_scale), kind.borders)
 
@@ -61,11 +61,6 @@ class _Kind:
         """Return the spell of every piece, rising from 0, given which pieces begin one beside those known to."""
         spell: IntArray = np.cumsum(begins | self._changes) - 1
         return spell
-
-    def begins(self, spell: IntArray) -> BoolArray:
-        """Return which pieces begin a spell."""
-        begins: BoolArray = np.diff(spell, prepend=-1) > 0
-        return begins
 
     def line(self) -> FloatArray:
         """Return the log of the straight line that most jumps at switches agree with, at the rows of every piece.
