@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from ray.train import Result, RunConfig, ScalingConfig
+from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 
 from rex_ray import RexConfig, RexTrainer
+from rex_ray.core.errors import ConfigError
 from rex_ray.policies.registry import policy_names
-from workloads.arguments import output_folder, whole
+from workloads.arguments import number, output_folder, whole
 
 __all__ = ["add_common_arguments", "checked", "launch"]
 
@@ -19,7 +20,16 @@ WeightBy: TypeAlias = Literal["samples", "tokens"]
 
 def add_common_arguments(parser: argparse.ArgumentParser, *, global_batch_size: int, num_epochs: int) -> None:
     """Add the options of ``launch``, with the workload's own defaults."""
-    parser.add_argument("--num-workers", type=whole(1), default=2, help="workers (default: 2)")
+    parser.add_argument("--num-workers", type=whole(1), default=2, help="workers, the most of them (default: 2)")
+    parser.add_argument("--min-workers", type=whole(1), help="go on with as few when nodes are lost (default: all)")
+    parser.add_argument("--max-failures", type=whole(0), default=0, help="failed workers to bear (default: 0)")
+    parser.add_argument(
+        "--placement-timeout",
+        type=number(above=0.0),
+        default=60.0,
+        metavar="S",
+        help="wait so long for nodes (default: 60)",
+    )
     parser.add_argument("--use-gpu", action="store_true", help="one CUDA device per worker")
     parser.add_argument("--policy", default="rex", help=f"one of {', '.join(policy_names())} (default: rex)")
     parser.add_argument("--global-batch-size", type=whole(1), default=global_batch_size, help="rows per optimizer step")
@@ -30,7 +40,12 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, global_batch_size: 
     parser.add_argument("--loader-processes", type=whole(0), default=0, help="loader processes per worker (default: 0)")
     parser.add_argument("--seed", type=whole(0), default=0)
     parser.add_argument("--label-selector", help="nodes to use, e.g. 'in(T4,V100)' (default: any)")
-    parser.add_argument("--storage", type=output_folder, default="out", help="where runs are stored (default: out)")
+    parser.add_argument(
+        "--storage",
+        type=_storage_place,
+        default="out",
+        help="where runs are stored: a folder that all nodes share, or an address like s3://BUCKET/RUNS (default: out)",
+    )
 
 
 def checked(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -40,6 +55,9 @@ def checked(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) ->
         ConfigError: a value that cannot work.
     """
     options = parser.parse_args(arguments)
+    fewest = options.num_workers if options.min_workers is None else options.min_workers
+    if fewest > options.num_workers:
+        raise ConfigError(f"--min-workers {fewest} is above --num-workers {options.num_workers}; swap them")
     _rex_config(options).check_group(options.num_workers)
     return options
 
@@ -73,10 +91,27 @@ def launch(
         train_loop,
         train_loop_config=dict(loop_config),
         rex_config=rex_config,
-        scaling_config=ScalingConfig(num_workers=options.num_workers, use_gpu=options.use_gpu, label_selector=selector),
-        run_config=RunConfig(name=f"{name}-{options.policy}", storage_path=str(options.storage.resolve())),
+        scaling_config=ScalingConfig(
+            num_workers=_num_workers(options), use_gpu=options.use_gpu, label_selector=selector
+        ),
+        run_config=RunConfig(
+            name=f"{name}-{options.policy}",
+            storage_path=options.storage,
+            failure_config=FailureConfig(max_failures=options.max_failures),
+        ),
     )
     return trainer.fit()
+
+
+def _storage_place(text: str) -> str:
+    """Read a folder or an address; relative folders are the driver's, and workers stand elsewhere."""
+    return text if "://" in text else str(output_folder(text).resolve())
+
+
+def _num_workers(options: argparse.Namespace) -> int | tuple[int, int]:
+    """Return the workers asked for; a range makes the group elastic, which costs Ray Train a watch over the nodes."""
+    whole_group: int = options.num_workers
+    return whole_group if options.min_workers in (None, whole_group) else (options.min_workers, whole_group)
 
 
 def _rex_config(options: argparse.Namespace, weight_by: WeightBy = "samples") -> RexConfig:
@@ -85,5 +120,6 @@ def _rex_config(options: argparse.Namespace, weight_by: WeightBy = "samples") ->
         max_global_batch_size=options.max_global_batch_size,
         policy=options.policy,
         seed=options.seed,
+        placement_timeout_s=options.placement_timeout,
         weight_by=weight_by,
     )
