@@ -15,7 +15,7 @@ import numpy as np
 
 from rex_ray.core.types import FloatArray
 
-__all__ = ["DASHES", "Frame", "Scale", "area_path", "format_tick", "line_path", "nice_ticks", "shade", "text"]
+__all__ = ["DASHES", "Frame", "Scale", "area_path", "format_tick", "line_path", "nice_ticks", "text"]
 
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 """Stroke patterns; a line is told apart by its pattern as well as by its colour."""
@@ -72,9 +72,10 @@ class Frame:
             parts.append(text(float(x(value)), self.height - self.bottom + 17, format_tick(value), anchor="middle"))
         parts.append(f'<path class="axis" d="M{self.left} {self.height - self.bottom}H{self.width - self.right}"/>')
         parts.append(text((self.left + self.width - self.right) / 2, self.height - 4, x_label, anchor="middle"))
-        middle = (self.top + self.height - self.bottom) / 2
-        turned = f' transform="rotate(-90 12 {middle:.1f})"'
-        parts.append(text(12, middle, y_label, anchor="middle", extra=turned))
+        if y_label:
+            middle = (self.top + self.height - self.bottom) / 2
+            turned = f' transform="rotate(-90 12 {middle:.1f})"'
+            parts.append(text(12, middle, y_label, anchor="middle", extra=turned))
         return "".join(parts)
 
     def wrap(self, body: str, *, title: str, description: str, variant: str) -> str:
@@ -130,11 +131,3 @@ def area_path(x: FloatArray, lower: FloatArray, upper: FloatArray) -> str:
     there = "".join(f"L{a:.1f} {b:.1f}" for a, b in zip(x.tolist(), upper.tolist(), strict=True))
     back = "".join(f"L{a:.1f} {b:.1f}" for a, b in zip(x[::-1].tolist(), lower[::-1].tolist(), strict=True))
     return f"M{there[1:]}{back}Z"
-
-
-def shade(colour: str, index: int, count: int) -> str:
-    """Mix ``#rrggbb`` with white, so that the ``index``-th of ``count`` areas of one hue can be told apart."""
-    whiteness = 0.0 if count < 2 else 0.45 * index / (count - 1)
-    channels: Sequence[int] = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
-    mixed = (round(c + (255 - c) * whiteness) for c in channels)
-    return "#" + "".join(f"{c:02x}" for c in mixed)

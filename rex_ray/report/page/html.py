@@ -2,70 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.resources import files
+from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from rex_ray.report.charts.figures import Figure, device_colours, legend, metric_figures, own_time_figure, split_figure
-from rex_ray.report.charts.growth_figures import growth_figure, noise_figure
-from rex_ray.report.page.tables import (
-    DECISION_COLUMNS,
-    FINDING_COLUMNS,
-    MOST_FINDINGS,
-    TRIAL_COLUMNS,
-    decision_rows,
-    finding_rows,
-    key_figures,
-    trial_rows,
-)
+from rex_ray.report.charts.metrics import metric_figures
+from rex_ray.report.facts import RunFacts
+from rex_ray.report.page.comparing import compare_figures, split_ends, unique_names
+from rex_ray.report.page.view import slug, view_run
 from rex_ray.report.reading.schema import RunData
 
-__all__ = ["render_html"]
+__all__ = ["render_comparison", "render_html"]
+
+_WORDY = ("reason", "outcome", "in words")
 
 
-def render_html(run: RunData) -> str:
+def render_html(run: RunData, facts: RunFacts | None = None) -> str:
     """Render a run as one self-contained HTML page.
 
     Args:
         run: what to show; a run without a complete step gives a page that says so.
+        facts: what was computed of it; parts that are not there are left out.
 
     Returns:
         The page's text, to be written as UTF-8.
     """
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("rex_ray.report.page").joinpath("run.html.j2").read_text(encoding="utf-8"))
-    return template.render(
-        run=run,
-        version=version("rex-ray"),
-        key_figures=key_figures(run),
-        legend=legend(run.groups[-1], device_colours(run.groups)) if run.groups else (),
-        charts=_charts(step_figures(run)),
-        metrics=_charts(metric_figures(run.metrics)),
-        columns=DECISION_COLUMNS,
-        decisions=decision_rows(run.decisions),
-        trial_columns=TRIAL_COLUMNS,
-        trials=trial_rows(run.searches),
-        finding_columns=FINDING_COLUMNS,
-        findings=finding_rows(run.findings),
-        findings_left_out=max(len(run.findings) - MOST_FINDINGS, 0),
+    view = view_run(run, facts or RunFacts())
+    return _render("run.html.j2", title=run.name, view=view, anchors=view.anchors)
+
+
+def render_comparison(runs: Sequence[RunData], facts: Sequence[RunFacts]) -> str:
+    """Render several runs as one page: figures side by side, metrics in one chart, and each run's own sections.
+
+    Args:
+        runs: at least two; ratios are to the first.
+        facts: what was computed of each.
+    """
+    names = unique_names([run.name for run in runs])
+    named = [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+    pairs = zip(named, facts, strict=True)
+    views = [view_run(run, fact, prefix=f"r{number}-") for number, (run, fact) in enumerate(pairs, start=1)]
+    metrics = metric_figures({run.name: run.metrics for run in named})
+    split_columns, splits = split_ends(named)
+    anchors = [("figures", "Key figures"), *((f"all-{slug(figure.title)}", figure.title) for figure in metrics)]
+    anchors += [("splits", "Splits"), *((f"{view.prefix}run", view.run.name) for view in views)]
+    title = names[0] + "".join(f", {name}" for name in names[1:-1]) + f" and {names[-1]}"
+    return _render(
+        "compare.html.j2",
+        title=title if len(title) <= 80 else f"{len(named)} runs compared",
+        views=views,
+        anchors=anchors,
+        comparison=compare_figures(named, facts),
+        metrics=metrics,
+        split_columns=split_columns,
+        splits=splits,
     )
 
 
-def step_figures(run: RunData) -> tuple[Figure, ...]:
-    """The charts over optimizer steps; none for a run without a complete step."""
-    if not run.groups:
-        return ()
-    colours = device_colours(run.groups)
-    figures = [split_figure(run.groups, colours), own_time_figure(run.groups, run.decisions, colours)]
-    if run.noise is not None:
-        figures.append(noise_figure(run.noise, run.groups))
-    if (growth := growth_figure(run.decisions, run.groups)) is not None:
-        figures.append(growth)
-    return tuple(figures)
-
-
-def _charts(figures: tuple[Figure, ...]) -> list[tuple[Figure, Markup]]:
+def _render(template: str, **values: Any) -> str:
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(_source),
+    )
     # Our own drawings, whose texts are escaped where they are drawn.
-    return [(figure, Markup(figure.wide + figure.narrow)) for figure in figures]
+    environment.filters["drawing"] = Markup
+    environment.filters["slug"] = slug
+    environment.globals["wordy"] = _WORDY
+    css = Markup(_source("page.css"))  # our own file
+    return environment.get_template(template).render(version=version("rex-ray"), css=css, **values)
+
+
+def _source(name: str) -> str:
+    return files("rex_ray.report.page").joinpath(name).read_text(encoding="utf-8")

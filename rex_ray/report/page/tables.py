@@ -1,107 +1,42 @@
-"""The report's figures in words and numbers: what stands at the top of the page, and the table of decisions."""
+"""The report's tables as text: decisions, searches, judgements, events."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from rex_ray.report.reading.schema import DecisionRow, FindingRow, GroupData, RunData, SearchRow
+from rex_ray.report.charts.events import EVENT_WORDS
+from rex_ray.report.reading.schema import DecisionRow, EventRow, FindingRow, GroupData, SearchRow
 
 __all__ = [
     "DECISION_COLUMNS",
+    "EVENT_COLUMNS",
     "FINDING_COLUMNS",
     "TRIAL_COLUMNS",
-    "KeyFigure",
+    "WORKER_COLUMNS",
     "decision_rows",
+    "event_rows",
     "finding_rows",
     "format_gain",
     "format_shares",
     "format_test",
-    "key_figures",
     "trial_rows",
+    "worker_rows",
 ]
 
 DECISION_COLUMNS = ("#", "decided", "applied", "rows per rank", "test", "predicted", "measured", "reason")
 FINDING_COLUMNS = ("part", "step", "verdict", "in a row", "test", "would save", "reason")
+EVENT_COLUMNS = ("step", "what", "rank", "in words")
+WORKER_COLUMNS = ("rank", "device", "machine", "rows at the end", "own time at the end")
 TRIAL_COLUMNS = ("search", "step", "rows per rank", "slowest worker", "outcome")
 
 MOST_FINDINGS = 400
 """Findings beyond this many, the oldest, are left out of the page."""
 
-MIN_STEADY_STEPS = 5
-"""Fewer steady steps than this on either side say nothing about a step time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyFigure:
-    """One figure at the top of the page."""
-
-    label: str
-    value: str
-    detail: str = ""
-
-
-def key_figures(run: RunData) -> tuple[KeyFigure, ...]:
-    """The result in a handful of figures; what the run does not know is left out."""
-    figures: list[KeyFigure] = []
-    if run.groups:
-        figures.extend(_step_figures(run.groups))
-    accuracies = [point.metrics["accuracy"] for point in run.metrics if "accuracy" in point.metrics]
-    if accuracies:
-        figures.append(KeyFigure(label="accuracy", value=f"{accuracies[-1]:.4g}", detail=f"best {max(accuracies):.4g}"))
-    if run.metrics:
-        last = run.metrics[-1]
-        epochs = f"{last.epoch + 1} epoch{'s' if last.epoch else ''}"
-        figures.append(KeyFigure(label="elapsed", value=f"{last.elapsed_s:.1f} s", detail=epochs))
-    if run.noise is not None and np.isfinite(run.noise.noise_scale).any():
-        known = run.noise.noise_scale[np.isfinite(run.noise.noise_scale)]
-        figures.append(KeyFigure(label="noise scale", value=f"{known[-1]:,.0f} rows", detail=_batches(run.decisions)))
-    asked = [decision for decision in run.decisions if decision.kind != "first"]
-    applied = sum(decision.applied_at_step is not None for decision in asked)
-    moved = sum(decision.moved_rows for decision in asked)
-    detail = f"{applied} took effect, {moved} of them moved rows" if asked else "the first split stood"
-    figures.append(KeyFigure(label="changes", value=str(len(asked)), detail=detail))
-    return tuple(figures)
-
-
-def _step_figures(groups: Sequence[GroupData]) -> list[KeyFigure]:
-    """Step time and imbalance: the second half of the steady steps, beside those under the first allocation.
-
-    Steps of unlike batches are compared by their time per row: a larger batch takes longer and is no slower.
-    """
-    num_steps = sum(len(group.steps) for group in groups)
-    figures = [KeyFigure(label="steps", value=f"{num_steps:,}", detail=f"{groups[-1].num_workers} workers")]
-    step_s = np.concatenate([group.step_s[group.steady] for group in groups])
-    rows = np.concatenate([group.num_rows[group.steady].sum(axis=1) for group in groups])
-    imbalance = np.concatenate([group.imbalance[group.steady] for group in groups])
-    if len(step_s) < MIN_STEADY_STEPS:
-        return figures
-    half = len(step_s) // 2
-    late_s, late = float(np.median(step_s[half:])), float(np.median(imbalance[half:]))
-    start = groups[0].steady & (groups[0].versions == groups[0].versions[0])
-    s_detail = detail = ""
-    if MIN_STEADY_STEPS <= start.sum() < len(step_s):
-        first_s, first_rows = groups[0].step_s[start], groups[0].num_rows[start].sum(axis=1)
-        if (rows[half:] == first_rows[0]).all():
-            s_detail = f"{1e3 * float(np.median(first_s)):.0f} ms with the first split"
-        else:
-            now_s, then_s = float(np.median(step_s[half:] / rows[half:])), float(np.median(first_s / first_rows))
-            s_detail = f"{1e3 * now_s:.3g} ms per row, {1e3 * then_s:.3g} ms with the first split and batch"
-        detail = f"{float(np.median(groups[0].imbalance[start])):.1%} with the first split"
-    figures.append(KeyFigure(label="step time", value=f"{1e3 * late_s:.0f} ms", detail=s_detail))
-    figures.append(KeyFigure(label="imbalance", value=f"{late:.1%}", detail=detail))
-    return figures
-
-
-def _batches(decisions: Sequence[DecisionRow]) -> str:
-    """How the global batch went."""
-    applied = [sum(decision.after) for decision in decisions if decision.applied_at_step is not None]
-    if not applied:
-        return ""
-    return f"batch {applied[0]:,}" if applied[-1] == applied[0] else f"batch {applied[0]:,} → {applied[-1]:,}"
+LAST_STEPS = 32
+"""What a worker had and took in the end is the median of this many steps."""
 
 
 def format_gain(gain: float | None) -> str:
@@ -197,3 +132,27 @@ def _applied(decision: DecisionRow) -> str:
     if decision.applied_at_step is not None:
         return str(decision.applied_at_step)
     return "not published" if decision.version is None else "never"
+
+
+def event_rows(events: Sequence[EventRow]) -> list[tuple[str, ...]]:
+    """What happened as text, one row each, under ``EVENT_COLUMNS``."""
+    return [
+        (
+            str(event.step) if event.step >= 0 else "start",
+            EVENT_WORDS.get(event.kind, event.kind),
+            "–" if event.rank is None else str(event.rank),
+            event.text,
+        )
+        for event in events
+    ]
+
+
+def worker_rows(group: GroupData) -> list[tuple[str, ...]]:
+    """A group's workers as text, one row each, under ``WORKER_COLUMNS``: medians of its last ``LAST_STEPS`` steps."""
+    whole = np.flatnonzero(~group.partial)[-LAST_STEPS:]
+    late = whole if whole.size else np.arange(len(group.steps))[-LAST_STEPS:]
+    rows, own_s = np.median(group.num_rows[late], axis=0), np.median(group.own_s[late], axis=0)
+    return [
+        (str(rank), device, node or "–", f"{rows[rank]:,.0f}", f"{1e3 * own_s[rank]:,.1f} ms")
+        for rank, (device, node) in enumerate(zip(group.devices, group.nodes, strict=True))
+    ]

@@ -11,7 +11,8 @@ from rex_ray.control.commands import Command
 from rex_ray.control.events import Event, GroupStarted, MetricReported, RunEnded, StepObserved, WorkerLost
 from rex_ray.control.journal import Entry
 from rex_ray.control.notes import Applied, Decided, Deferred, Dropped, Found, Measured, Note, Refused, Withdrawn
-from rex_ray.core.types import StepFlag, WorkerSpec
+from rex_ray.core.types import Problem, StepFlag
+from rex_ray.report.reading.happenings import Happenings
 from rex_ray.report.reading.noise import noise_series
 from rex_ray.report.reading.schema import DecisionRow, FindingRow, GroupData, MetricPoint, RunData
 from rex_ray.report.reading.searches import SearchLog
@@ -45,6 +46,7 @@ def build_run(name: str, policy: str, settings: Mapping[str, str], entries: Iter
         decisions=tuple(builder.decisions),
         findings=tuple(builder.findings),
         searches=builder.searches.rows(),
+        events=builder.happenings.rows(),
         noise=noise_series(step for group in builder.groups for step in group.steps),
         notices=(*builder.notices, *builder.drops()),
     )
@@ -53,15 +55,15 @@ def build_run(name: str, policy: str, settings: Mapping[str, str], entries: Iter
 @dataclass(slots=True)
 class _Group:
     generation: str
-    workers: tuple[WorkerSpec, ...]
+    problem: Problem
     steps: list[StepObserved] = field(default_factory=list)
 
     def finish(self) -> GroupData:
         flags = [step.flags for step in self.steps]
         return GroupData(
             generation=self.generation,
-            devices=tuple(worker.device for worker in self.workers),
-            nodes=tuple(worker.node for worker in self.workers),
+            devices=tuple(worker.device for worker in self.problem.workers),
+            nodes=tuple(worker.node for worker in self.problem.workers),
             steps=np.array([step.step for step in self.steps], dtype=np.int64),
             versions=np.array([step.allocation_version for step in self.steps], dtype=np.int64),
             num_rows=np.stack([step.num_rows for step in self.steps]),
@@ -69,6 +71,7 @@ class _Group:
             step_s=np.stack([step.step_us for step in self.steps]).mean(axis=1) / 1e6,
             partial=np.array([bool(flag & StepFlag.PARTIAL) for flag in flags]),
             steady=np.array([flag == StepFlag.NONE for flag in flags]),
+            problem=self.problem,
         )
 
 
@@ -80,6 +83,7 @@ class _Builder:
     decisions: list[DecisionRow] = field(default_factory=list)
     findings: list[FindingRow] = field(default_factory=list)
     searches: SearchLog = field(default_factory=SearchLog)
+    happenings: Happenings = field(default_factory=Happenings)
     notices: list[str] = field(default_factory=list)
     # Shares that the group is known to run under, and what dropped events of each reason last counted.
     running: tuple[int, ...] = ()
@@ -87,13 +91,14 @@ class _Builder:
 
     def take_event(self, event: Event) -> None:
         self.searches.take_event(event, self.last_step)
+        self.happenings.take_event(event, self.newest_step)
         match event:
             case GroupStarted():
                 if self.groups:
                     self.notices.append(
                         f"step {event.step}: a new group of {event.problem.num_workers} workers started"
                     )
-                self.groups.append(_Group(event.generation, event.problem.workers))
+                self.groups.append(_Group(event.generation, event.problem))
                 self.running = ()
             case StepObserved() if self.groups and self.groups[-1].generation == event.generation:
                 self.groups[-1].steps.append(event)
@@ -113,6 +118,11 @@ class _Builder:
     def last_step(self) -> int:
         """Newest step of the present group, -1 before its first."""
         return self.groups[-1].steps[-1].step if self.groups and self.groups[-1].steps else -1
+
+    @property
+    def newest_step(self) -> int:
+        """Newest step of the run, -1 before its first."""
+        return next((group.steps[-1].step for group in reversed(self.groups) if group.steps), -1)
 
     def take_command(self, command: Command) -> None:
         self.searches.take_command(command, self.last_step)
@@ -145,6 +155,7 @@ class _Builder:
 
     def _find(self, note: Found) -> None:
         finding = note.finding
+        self.happenings.take_finding(finding, note.step)
         self.findings.append(
             FindingRow(
                 part=finding.part,

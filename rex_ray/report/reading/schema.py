@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rex_ray.core.types import FloatArray, IntArray
+from rex_ray.core.types import FloatArray, IntArray, Problem
 
 __all__ = [
     "BoolArray",
     "DecisionRow",
+    "EventRow",
     "FindingRow",
     "GroupData",
     "MetricPoint",
@@ -40,6 +41,7 @@ class GroupData:
         step_s: wall time of the step in seconds, the mean over ranks, shape ``[k]``.
         partial: whether the rows are not what the allocation asks for (an epoch's last batch), shape ``[k]``.
         steady: whether the step's times are evidence about the steady state, shape ``[k]``.
+        problem: what the policy was asked to solve: limits of shares, reference batch; None where unknown.
     """
 
     generation: str
@@ -52,6 +54,7 @@ class GroupData:
     step_s: FloatArray
     partial: BoolArray
     steady: BoolArray
+    problem: Problem | None = None
 
     @property
     def num_workers(self) -> int:
@@ -115,6 +118,24 @@ class DecisionRow:
     def moved_rows(self) -> bool:
         """Whether shares changed by it: it took effect, and was not of the learning rate alone."""
         return self.applied_at_step is not None and self.before != self.after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow:
+    """Something that happened to the run, not by a decision of its policy.
+
+    Attributes:
+        step: newest complete step of the run by then, -1 before its first.
+        kind: ``"lost"``, ``"incident"``, ``"group"``, ``"drain"``, ``"memory"``, ``"save"``, ``"slow"`` or
+            ``"recovered"``.
+        rank: whose it was, or None.
+        text: what happened, in a sentence.
+    """
+
+    step: int
+    kind: str
+    rank: int | None
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +240,7 @@ class RunData:
         decisions: in order.
         findings: what the parts judged, in order; empty in journals of before they were noted.
         searches: in the order of their starts.
+        events: what happened to it, in order.
         noise: the noise scale over the run, or None where too few gradient norms were measured.
         notices: what else the controller had to say (gaps, drops, withdrawals), each one line.
     """
@@ -232,5 +254,6 @@ class RunData:
     decisions: tuple[DecisionRow, ...] = ()
     findings: tuple[FindingRow, ...] = ()
     searches: tuple[SearchRow, ...] = ()
+    events: tuple[EventRow, ...] = ()
     noise: NoiseSeries | None = None
     notices: tuple[str, ...] = ()
