@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from rex_ray.cli import completing
+from rex_ray.cli.output import JsonOption, write_json
 from rex_ray.core.errors import ConfigError
 
 __all__ = ["plan", "simulate"]
 
 ClusterOption = Annotated[
-    str, typer.Option("--cluster", "-c", metavar="COUNTxDEVICE,...", help="Devices, e.g. 4xT4,4xV100.")
+    str,
+    typer.Option(
+        "--cluster",
+        "-c",
+        metavar="COUNTxDEVICE,...",
+        help="Devices, e.g. 4xT4,4xV100.",
+        autocompletion=completing.clusters,
+    ),
 ]
-WorkloadOption = Annotated[str, typer.Option("--workload", "-w", help="What is trained, e.g. resnet50.")]
+WorkloadOption = Annotated[
+    str,
+    typer.Option("--workload", "-w", help="What is trained, e.g. resnet50.", autocompletion=completing.workloads),
+]
 BatchOption = Annotated[
     int | None,
     typer.Option("--global-batch-size", "-b", min=1, help="Rows per step.", show_default="the profile's reference"),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
 def plan(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with its default
@@ -53,7 +62,10 @@ def plan(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with it
     profile: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Plan with the step times that this run measured.", show_default="public ones"
+            metavar="RUN",
+            help="Plan with the step times that this run measured.",
+            show_default="public ones",
+            autocompletion=completing.runs,
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -73,7 +85,7 @@ def plan(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with it
 
         if as_json:
             document = attainable.limits_document(cluster, workload, global_batch_size, network or "T4")
-            sys.stdout.write(json.dumps(document, indent=2) + "\n")
+            write_json(document)
         else:
             attainable.print_limits(cluster, workload, global_batch_size, network or "T4", Console())
         return
@@ -83,7 +95,7 @@ def plan(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with it
         cluster, workload, global_batch_size, network, run=profile, with_prices=prices, prices=price or ()
     )
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        write_json(found)
     else:
         planning.print_plan(found, Console())
 
@@ -92,17 +104,30 @@ def simulate(  # noqa: PLR0913, PLR0917 - a command's options, by name, each wit
     cluster: ClusterOption,
     workload: WorkloadOption,
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", "-p", help="Policy to run; repeat for several.", show_default="rex")
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            "-p",
+            help="Policy to run; repeat for several.",
+            show_default="rex",
+            autocompletion=completing.policies,
+        ),
     ] = None,
     global_batch_size: BatchOption = None,
     disturbance: Annotated[
         str,
         typer.Option(
             help="Who slows down: none, random:RATE (episodes per 1,000 steps of a worker; measured: 0 to 2.4) or lbb "
-            "(one worker after the other)."
+            "(one worker after the other).",
+            autocompletion=completing.disturbances,
         ),
     ] = "none",
-    noise: Annotated[str, typer.Option(help="Noise of step times: quiet, dedicated or shared machines.")] = "dedicated",
+    noise: Annotated[
+        str,
+        typer.Option(
+            help="Noise of step times: quiet, dedicated or shared machines.", autocompletion=completing.noises
+        ),
+    ] = "dedicated",
     network: Annotated[
         str, typer.Option(help="Kind of device whose measured all-reduce times count, or 'none'.")
     ] = "T4",
@@ -149,6 +174,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - a command's options, by name, each wit
     options = simulating.options_by_policy(policy or ["rex"], option or [])
     found = simulating.simulation_document(world, options, seeds=range(seed, seed + seeds), journal=journal)
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        write_json(found)
     else:
         simulating.print_simulation(found, Console(), decisions=decisions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,16 +9,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rex_ray.core.errors import ConfigError
+from rex_ray.cli import completing
+from rex_ray.cli.output import EXIT_FINDING, JsonOption, write_json
 
 __all__ = ["audit", "replay", "report"]
-
-EXIT_DIFFERENT = 1
 
 RunArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN", help="A run's storage folder, or the rex_ray or journal folder inside it.", show_default=False
+        metavar="RUN",
+        help="A run's storage folder, or the rex_ray or journal folder inside it.",
+        show_default=False,
+        autocompletion=completing.runs,
     ),
 ]
 
@@ -29,40 +30,62 @@ def replay(
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 unless every command and note comes out the same.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Feed a run's journal to a fresh controller: its decisions, and whether they come out the same.
 
     Example: rex-ray replay runs/cifar10 --check
     """
-    from rex_ray.cli.replaying import replay_run  # noqa: PLC0415
+    from rex_ray.cli.replaying import print_replay, replay_document  # noqa: PLC0415
 
-    if not replay_run(run, Console()) and check:
-        raise typer.Exit(EXIT_DIFFERENT)
+    found = replay_document(run)
+    if as_json:
+        write_json(found)
+    else:
+        print_replay(found, Console())
+    if check and not found["is_identical"]:
+        raise typer.Exit(EXIT_FINDING)
 
 
 def report(
-    run: RunArgument,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Storage folders of runs; several are compared.",
+            show_default=False,
+            autocompletion=completing.runs,
+        ),
+    ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write.", show_default="RUN/report.html")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File to write.", show_default="RUN/report.html; of several runs compare.html"
+        ),
     ] = None,
+    estimates: Annotated[
+        bool,
+        typer.Option(
+            "--estimates/--no-estimates", help="Replay the run's curves under other policies; takes some seconds."
+        ),
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the figures as one JSON document; a page only with --output.")
+    ] = False,
 ) -> None:
-    """Write one self-contained HTML page on a run.
+    """Write one self-contained HTML page on a run, or on several side by side.
 
-    Example: rex-ray report runs/cifar10 --output cifar10.html
+    Example: rex-ray report runs/bsp runs/rex --output compare.html
     """
-    from rex_ray.report.page.html import render_html  # noqa: PLC0415
-    from rex_ray.report.reading.load import load_run  # noqa: PLC0415
+    from rex_ray.cli.reporting import report_runs, write_page  # noqa: PLC0415
 
-    page = render_html(load_run(run))
-    target = run / "report.html" if output is None else output
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8")
-    except OSError as error:
-        # A file in the place of the folder: the system says "File exists", which sounds as if nothing were replaced.
-        why = f"{target.parent} is no folder" if isinstance(error, FileExistsError) else error.strerror
-        raise ConfigError(f"cannot write {target}: {why}; choose another file with --output") from error
-    sys.stdout.write(f"{target}\n")
+    reports = report_runs(runs, with_estimates=estimates)
+    if output is not None or not as_json:
+        target = write_page(reports, output or (runs[0] / "report.html" if len(runs) == 1 else Path("compare.html")))
+        if not as_json:
+            sys.stdout.write(f"{target}\n")
+    if as_json:
+        write_json({"runs": [one.document() for one in reports]})
 
 
 def audit(
@@ -79,7 +102,7 @@ def audit(
         ),
     ] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the permutations.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure how often the slowdown trigger is wrong on a run's own times, by permuting them.
 
@@ -89,6 +112,6 @@ def audit(
 
     found = audit_document(run, num_copies=copies, block_steps=block, seed=seed)
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        write_json(found)
     else:
         print_audit(found, Console())

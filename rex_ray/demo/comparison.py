@@ -33,6 +33,8 @@ def run_demo(
     policies: Sequence[str] | None = None,
     output_dir: str | Path = "rex-ray-demo",
     console: Console | None = None,
+    *,
+    progress: Console | None = None,
 ) -> dict[str, Any]:
     """Train once per policy on one local cluster; print a table and write ``summary.json``.
 
@@ -40,7 +42,8 @@ def run_demo(
         settings: the scenario, see ``make_settings``.
         policies: in this order; default: those that the scenario compares.
         output_dir: gets ``summary.json`` and a folder per run with its journal; earlier runs stay.
-        console: where progress and the table go; default standard output.
+        console: where the table goes; default standard output.
+        progress: where it says what it does meanwhile; default ``console``.
 
     Returns:
         What ``summary.json`` holds: ``runs`` (one ``RunSummary`` with ``run_dir`` per policy) and ``settings``.
@@ -49,6 +52,7 @@ def run_demo(
         ConfigError: something that cannot work; nothing was started.
     """
     console = console or Console()
+    progress = progress or console
     chosen = DEFAULT_POLICIES[settings.scenario] if policies is None else policies
     contestants = settings.check(chosen)
     output = Path(output_dir).resolve()
@@ -56,11 +60,11 @@ def run_demo(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the folder {output}: {error.strerror}; choose another --output") from error
-    console.print(settings.sentence(), highlight=False)
+    progress.print(settings.sentence(), highlight=False)
     runs: list[tuple[RunSummary, Path]] = []
     with local_cluster(settings.workers) as cluster:
         for who in contestants:
-            runs.append(_run(who, output, settings, cluster, console))
+            runs.append(_run(who, output, settings, cluster, progress))
     document = {
         "runs": [{**dataclasses.asdict(summary), "run_dir": str(run_dir)} for summary, run_dir in runs],
         "settings": {**dataclasses.asdict(settings), "policies": list(chosen), "emulated": settings.sentence()},
@@ -91,6 +95,7 @@ def _run(
         rex_config=settings.rex_config(who),
         scaling_config=ScalingConfig(num_workers=cluster.num_workers, label_selector=cluster.label_selectors),
         run_config=RunConfig(name=run_dir.name, storage_path=str(output)),
+        verbose=False,  # it has a progress of its own
     )
     with follow(run_dir / "rex_ray" / "journal", console, policy=who.label, num_epochs=settings.num_epochs):
         trainer.fit()
