@@ -35,6 +35,7 @@ class KindEvidence:
         block_sd: sd of the log median of ``_BLOCK`` consecutive steps: noise that remembers weighs more than its
             steps one by one.
         fit: the fit.
+        has_slowdowns: whether some worker of the kind was slower, or faster, than usual for a while.
     """
 
     device: str
@@ -43,6 +44,7 @@ class KindEvidence:
     sizes: Quartiles
     block_sd: float
     fit: KindFit
+    has_slowdowns: bool
 
     @property
     def log_se(self) -> FloatArray:
@@ -193,6 +195,7 @@ def _evidence(device: str, workers: Sequence[_Worker]) -> KindEvidence:
         sizes=replace(sizes, low=np.exp(sizes.low), middle=np.exp(sizes.middle), high=np.exp(sizes.high)),
         block_sd=_block_sd(key, misses, medians.noise_sd),
         fit=fit,
+        has_slowdowns=bool((slowdown != 0).any()),
     )
 
 

@@ -115,8 +115,9 @@ class _Kind:
 
     def log_scales(self, spell: IntArray, log_shape: FloatArray) -> FloatArray:
         """Return the mean log of own time over the curve's per spell, shape ``[spells]``."""
-        scale: FloatArray = np.bincount(spell, weights=self._counts * (self._log_s - log_shape))
-        return scale / np.bincount(spell, weights=self._counts)
+        total = np.bincount(spell, weights=self._counts * (self._log_s - log_shape))
+        scale: FloatArray = total / np.bincount(spell, weights=self._counts)
+        return scale
 
     def from_usual(self, spell: IntArray, log_scale: FloatArray) -> FloatArray:
         """Return how far every piece's spell is from its worker's usual speed: that of its median step."""
