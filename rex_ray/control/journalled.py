@@ -42,11 +42,22 @@ _FLUSH_AFTER_US = 10_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a driver does next: append ``chunks``, then emit ``commands``. ``notes`` are for the progress line."""
+    """What a driver does next: append ``chunks``, then emit ``commands``, then show ``entries`` to whoever looks on.
+
+    Attributes:
+        chunks: to append to the journal.
+        commands: to carry out.
+        entries: what was handled, with what it led to; of a driver that goes on from a journal, all that was.
+    """
 
     chunks: tuple[Chunk, ...] = ()
     commands: tuple[Command, ...] = ()
-    notes: tuple[Note, ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What the controller said, in order."""
+        return tuple(note for entry in self.entries for note in entry.notes)
 
 
 def library_versions() -> dict[str, str]:
@@ -136,7 +147,8 @@ class JournalledController:
         )
         writer = JournalWriter(header=header, state=controller.state, num_files=newest_steps_file(files))
         journalled = cls(controller, writer)
-        return journalled, Turn(chunks=journalled.flush(), commands=controller.unacknowledged())
+        chunks, commands = journalled.flush(), controller.unacknowledged()
+        return journalled, Turn(chunks=chunks, commands=commands, entries=journal.entries)
 
     @property
     def controller(self) -> Controller:
@@ -177,7 +189,7 @@ class JournalledController:
                 turn = Turn(
                     chunks=turn.chunks + after.chunks,
                     commands=turn.commands + after.commands,
-                    notes=turn.notes + after.notes,
+                    entries=turn.entries + after.entries,
                 )
         return turn
 
@@ -188,18 +200,19 @@ class JournalledController:
 
     def _handle_all(self, events: Iterable[Event]) -> Turn:
         commands: list[Command] = []
-        notes: list[Note] = []
+        entries: list[Entry] = []
         urgent = False
         for event in events:
             number = self._controller.state.num_events
             told = self._controller.handle(event)
             said = self._controller.take_notes()
-            self._writer.record(Entry(number=number, event=event, commands=told, notes=said))
+            entry = Entry(number=number, event=event, commands=told, notes=said)
+            self._writer.record(entry)
             commands.extend(told)
-            notes.extend(said)
+            entries.append(entry)
             urgent = urgent or self._is_urgent(event, told)
             self._keep_assembler(event, told)
-        return Turn(chunks=self.flush() if urgent else (), commands=tuple(commands), notes=tuple(notes))
+        return Turn(chunks=self.flush() if urgent else (), commands=tuple(commands), entries=tuple(entries))
 
     def _is_urgent(self, event: Event, commands: tuple[Command, ...]) -> bool:
         """Steps and ticks may wait for company, all else is written at once; before commands, everything is."""

@@ -43,6 +43,7 @@ CODEC = Codec(
         events.MetricReported,
         events.RunEnded,
         events.SaveAsked,
+        events.ScheduleReported,
         events.SearchFailed,
         events.SearchFinished,
         events.StepObserved,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from rex_ray.config import RexConfig
+from rex_ray.control.codec import CodecError
 from rex_ray.control.events import Event, GroupStarted, RunEnded, SearchFailed, Ticked, WorkerLost
 from rex_ray.control.journal import EVENTS_FILE, Chunk
 from rex_ray.control.journalled import JournalledController, Turn
 from rex_ray.control.phases import Ended, Group, Running, Starting, Switching
+from rex_ray.control.remembered import memory_text, remembered
 from rex_ray.core.errors import InfeasibleError, RexError
 from rex_ray.core.types import Allocation, LearntShape
 from rex_ray.hosting.control_status import ControlStatus
@@ -23,6 +26,8 @@ from rex_ray.hosting.search_events import event_of
 from rex_ray.policies.base import Policy
 from rex_ray.policies.learnt import learnt_shapes
 from rex_ray.search.helper import SearchHelper
+from rex_ray.watch.backlog import Backlog, Mark, Shown
+from rex_ray.watch.seams import Progress
 from rex_ray.worker.link import SaveRequest
 
 __all__ = ["ControlHost"]
@@ -46,6 +51,7 @@ class ControlHost:
         make_helper: called when the first search is asked for.
         custom_policy: the policy itself where it is not a registered one.
         on_save: called when a save is asked for.
+        memory: of an earlier ``fit`` of the run, for the first group if it resumes from a save.
     """
 
     def __init__(
@@ -56,9 +62,13 @@ class ControlHost:
         make_helper: Callable[[], Searching] = SearchHelper,
         custom_policy: Policy[Any] | None = None,
         on_save: Callable[[], None] = lambda: None,
+        memory: str | None = None,
     ) -> None:
         self._store = store
+        self._earlier_memory = memory
+        self._reference_rows: int | None = None
         self._intake = Intake()
+        self._backlog = Backlog()
         self._emission = Emission(on_news, make_helper, on_save)
         self._fault: str | None = None
         self._gap: str | None = None
@@ -99,6 +109,15 @@ class ControlHost:
         """What is known by now of each kind of device."""
         return learnt_shapes(self._controller.controller.state.policy_state)
 
+    @property
+    def memory(self) -> str | None:
+        """What the policy knows by now, for the next ``fit`` of the run; None before a group, and after a fault."""
+        controller = self._controller.controller
+        state = controller.state.policy_state
+        if state is None or self._reference_rows is None or self._fault is not None:
+            return None
+        return memory_text(controller.policy, state, self._reference_rows)
+
     def newer(self, generation: str, version: int) -> Allocation | None:
         """Return the newest allocation of the running group, if that is ``generation`` and knows only ``version``."""
         return self._emission.newer(generation, version) if generation == self.generation else None
@@ -124,6 +143,14 @@ class ControlHost:
             row_limits=dict(state.row_limits.most),
         )
 
+    def sights(self, mark: Mark) -> Shown:
+        """Say what happened since a mark, and where the run stands."""
+        return self._backlog.since(mark, self.progress())
+
+    def progress(self) -> Progress:
+        """Say where the run stands."""
+        return replace(self._backlog.progress(), gap=self._gap, fault=self._fault)
+
     # --- events in
 
     def handle(self, event: Event) -> None:
@@ -141,7 +168,8 @@ class ControlHost:
             InfeasibleError: no allocation fits the group's bounds.
             RexError: the controller has failed, or another group has taken this one's place.
         """
-        self.handle(event)
+        self.handle(self._with_memory(event))
+        self._reference_rows = event.problem.global_batch_size
         first = self.newer(event.generation, -1)
         if first is None:
             raise RexError(f"the controller decides nothing: {self._fault or self._why_not()}")
@@ -190,6 +218,12 @@ class ControlHost:
         self._has_ended = True
         self._emission.dismiss_helper()
 
+    def pause(self) -> None:
+        """Write what the journal holds back, and take nothing afterwards; a host of another life goes on from it."""
+        self._guarded(lambda: Turn(chunks=self._controller.flush()))
+        self._has_ended = True
+        self._emission.dismiss_helper()
+
     def fail(self, error: BaseException) -> None:
         """Decide nothing more. The journal stays as it is, and so does the last allocation."""
         self._fault = f"{type(error).__name__}: {error}"
@@ -216,6 +250,7 @@ class ControlHost:
         try:
             controller, turn = JournalledController.resume(files, custom_policy=policy)
             self._carry_out(turn)
+            self._backlog.resumed(self._num_restarts)
         except Exception as error:  # noqa: BLE001 - logged with its traceback by fail()
             # Whatever it is, a next life would meet it again. What can be read of a damaged journal may still tell
             # the story, and of a full disk no more fits: nothing more is written.
@@ -231,6 +266,18 @@ class ControlHost:
             state.last_step,
         )
         return controller
+
+    def _with_memory(self, event: GroupStarted) -> GroupStarted:
+        """Have the first group bring an earlier life's memory, if it resumes from a save; else all begins anew."""
+        controller = self._controller.controller
+        if self._earlier_memory is None or event.allocation is None or controller.state.policy_state is not None:
+            return event
+        try:
+            remembered(controller.policy, self._earlier_memory, event.problem.global_batch_size)
+        except CodecError as error:
+            logger.warning("what the controller knew before is not used: %s; it learns anew", error)
+            self._earlier_memory = None
+        return replace(event, memory=self._earlier_memory)
 
     def _why_not(self) -> str:
         return "the run has ended" if self._has_ended else "another worker group has taken this one's place"
@@ -251,6 +298,7 @@ class ControlHost:
         self._append(turn.chunks)
         for command in turn.commands:
             self._emission.emit(command)
+        self._backlog.take(turn.entries)
 
     def _append(self, chunks: Iterable[Chunk]) -> None:
         if self._can_write:

@@ -8,9 +8,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from rex_ray.control.codec import CodecError
-from rex_ray.control.events import IncidentReported, MemoryLimited, MetricReported
+from rex_ray.control.events import (
+    ORDINARY_INCIDENTS,
+    IncidentReported,
+    MemoryLimited,
+    MetricReported,
+    ScheduleReported,
+)
 from rex_ray.core.types import StepRecord
-from rex_ray.hosting.wire import Batch, checked, decode, is_sound_incident, is_sound_metric
+from rex_ray.hosting.wire import Batch, checked, decode, is_sound_incident, is_sound_metric, is_sound_schedule
 
 __all__ = ["Intake"]
 
@@ -20,8 +26,6 @@ _MOST_OF_A_KIND: Final = 256
 _MOST_KINDS: Final = 64
 _MOST_CHARACTERS: Final = 2000
 _MOST_RANKS: Final = 4096
-_ORDINARY: Final = frozenset({"preflight", "save"})
-"""Kinds of incident that are told for the record, not because anything went wrong."""
 
 
 class Intake:
@@ -57,8 +61,8 @@ class Intake:
 
     def events(
         self, batch: Batch, generation: str | None
-    ) -> Iterator[MetricReported | IncidentReported | MemoryLimited]:
-        """Yield a batch's metrics, of the running group only, and its incidents.
+    ) -> Iterator[MetricReported | ScheduleReported | IncidentReported | MemoryLimited]:
+        """Yield a batch's metrics and schedules, of the running group only, and its incidents.
 
         An incident is told also of a group that is gone: what ended it may well be the reason. What it says of a kind
         of device's memory comes after it, and is never left out.
@@ -76,12 +80,24 @@ class Intake:
                     elapsed_us=round(metric.elapsed_s * 1e6),
                     metrics={name: float(value) for name, value in metric.metrics.items()},
                 )
+        for schedule in batch.schedules:
+            if not is_sound_schedule(schedule):
+                self._dropped["malformed record"] += 1
+            elif schedule.generation == generation:
+                yield ScheduleReported(
+                    generation=schedule.generation,
+                    epoch=schedule.epoch,
+                    step=schedule.step,
+                    cursor=schedule.cursor,
+                    num_epochs=schedule.num_epochs,
+                    learning_rate=None if schedule.learning_rate is None else float(schedule.learning_rate),
+                )
         for incident in batch.incidents:
             if not is_sound_incident(incident):
                 self._dropped["malformed record"] += 1
             elif self._is_worth_a_line(incident.kind):
                 message = incident.message[:_MOST_CHARACTERS]
-                level = logging.INFO if incident.kind in _ORDINARY else logging.WARNING
+                level = logging.INFO if incident.kind in ORDINARY_INCIDENTS else logging.WARNING
                 logger.log(level, "rank %d, step %d: %s", incident.rank, incident.step, message)
                 yield IncidentReported(
                     generation=incident.generation,

@@ -15,7 +15,7 @@ import numpy as np
 
 from rex_ray.control.codec import CodecError
 from rex_ray.core.types import FloatArray, StepFlag, StepRecord
-from rex_ray.worker.link import IncidentRecord, KindLimit, MetricRecord, Record
+from rex_ray.worker.link import IncidentRecord, KindLimit, MetricRecord, Record, ScheduleRecord
 
 __all__ = ["Batch", "checked", "decode", "encode"]
 
@@ -43,6 +43,7 @@ class Batch:
         steps: one row per step record, shape ``[k, columns]``; NaN for None. The first column indexes ``generations``.
         metrics: metric records as they are; there are few.
         incidents: likewise.
+        schedules: likewise.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class Batch:
     steps: FloatArray
     metrics: tuple[MetricRecord, ...]
     incidents: tuple[IncidentRecord, ...] = ()
+    schedules: tuple[ScheduleRecord, ...] = ()
 
 
 def encode(rank: int, records: Sequence[Record], num_dropped: int = 0) -> Batch:
@@ -74,6 +76,7 @@ def encode(rank: int, records: Sequence[Record], num_dropped: int = 0) -> Batch:
         steps=rows,
         metrics=tuple(record for record in records if isinstance(record, MetricRecord)),
         incidents=tuple(record for record in records if isinstance(record, IncidentRecord)),
+        schedules=tuple(record for record in records if isinstance(record, ScheduleRecord)),
     )
 
 
@@ -97,7 +100,8 @@ def checked(batch: object) -> Batch:
             f"a batch of rank {batch.rank} has {steps.shape[1]} columns instead of {1 + len(_COLUMNS)}: another "
             "version of rex_ray runs there"
         )
-    if not _all_are(batch.metrics, MetricRecord) or not _all_are(batch.incidents, IncidentRecord):
+    kinds = ((batch.metrics, MetricRecord), (batch.incidents, IncidentRecord), (batch.schedules, ScheduleRecord))
+    if not all(_all_are(records, kind) for records, kind in kinds):
         raise CodecError(f"a batch of rank {batch.rank} holds records of an unknown kind")
     return batch
 
@@ -134,6 +138,18 @@ def is_sound_incident(record: IncidentRecord) -> bool:
         and _is_count(record.rank)
         and _is_count(record.step)
         and (limits is None or is_limit)
+    )
+
+
+def is_sound_schedule(record: ScheduleRecord) -> bool:
+    """Whether a schedule can be journalled."""
+    counts = (record.epoch, record.step, record.cursor)
+    rate = record.learning_rate
+    return (
+        isinstance(record.generation, str)
+        and all(_is_count(count) for count in counts)
+        and (record.num_epochs is None or _is_count(record.num_epochs))
+        and (rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool) and math.isfinite(rate)))
     )
 
 

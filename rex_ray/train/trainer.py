@@ -9,7 +9,7 @@ import math
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rex_ray.config import RexConfig
 from rex_ray.core.errors import LinkError
 from rex_ray.hosting.control_status import ControlStatus
 from rex_ray.hosting.journal_files import new_journal_dir
+from rex_ray.hosting.memory_file import earlier_memory
 from rex_ray.hosting.profile_files import profiles_to_begin_with, read_profiles
 from rex_ray.train.arrow_store import ArrowStore, store_of
 from rex_ray.train.checkpoint_list import put_aside_a_damaged_list
@@ -34,7 +35,9 @@ from rex_ray.train.run_folder import run_directory
 from rex_ray.train.snapshot_folders import snapshots_removed
 from rex_ray.train.telemetry import first_line
 from rex_ray.train.waits import quick_restarts
+from rex_ray.train.watching import chosen_watchers, plain_settings, watched
 from rex_ray.train.worker_loop import TrainLoop, Wiring, run_worker
+from rex_ray.watch.seams import RunInfo, Watcher
 from rex_ray.worker.saving.store import check_storage
 
 __all__ = ["RexTrainer"]
@@ -62,13 +65,17 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         dataset_size: rows of the training set; if given, a global batch above it is refused before anything starts
             instead of before the first step.
         backend: ``torch.distributed`` backend; default NCCL on GPUs and gloo elsewhere.
+        loggers: who is shown the run while it goes on, in this process, e.g. ``rex_ray.loggers.TensorBoardLogger()``:
+            one tracker run per job, however many workers train.
+        verbose: also show a progress line (plain lines where standard error is no terminal) and a log line for every
+            decision; a ``ProgressLine`` or ``DecisionLog`` among the loggers takes that one's place.
 
     Raises:
         ConfigError: no workers, a global batch below the workers or above the rows, shares set by hand that do not
             sum to it; an elastic group with a selector for each worker; ``learn_from`` without profiles.
     """
 
-    def __init__(  # noqa: PLR0913 - what it takes is TorchTrainer's, and two more
+    def __init__(  # noqa: PLR0913 - what it takes is TorchTrainer's, and four more
         self,
         train_loop: TrainLoop,
         *,
@@ -80,7 +87,10 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         dataset_config: DataConfig | None = None,
         dataset_size: int | None = None,
         backend: str | None = None,
+        loggers: Sequence[Watcher] = (),
+        verbose: bool = True,
     ) -> None:
+        self._watchers = chosen_watchers(loggers, verbose=verbose)
         check_elastic(scaling_config)
         rex_config.check_group(scaling_config.min_workers)
         devices = devices_asked_for(scaling_config, rex_config.device_label)
@@ -188,6 +198,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         self._status = None
         elsewhere = None if Path(store.path_of("rex_ray")) == self.run_dir else store
         learnt = profiles_to_begin_with(self.rex_config.learn_from, self.run_dir, elsewhere)
+        memory = earlier_memory(self.run_dir, elsewhere) if self.rex_config.learn_from is None else None
         self._journal_dir = new_journal_dir(self.run_dir)
         here = {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
         reason = "interrupted"
@@ -199,23 +210,33 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             control = (
                 ray.remote(ControlActor)
                 .options(name=f"rex_ray-control-{run_id}", max_restarts=-1, max_concurrency=100, **here)
-                .remote(self.rex_config, queue_name, str(self._journal_dir), learnt, elsewhere)
+                .remote(self.rex_config, queue_name, str(self._journal_dir), learnt, elsewhere, memory)
             )
             stack.callback(_kill, control)
             try:
                 ray.get(control.status.remote(), timeout=_START_LIMIT_S)
             except GetTimeoutError:
                 raise LinkError(f"the control actor did not start within {_START_LIMIT_S:g} s") from None
-            try:
-                self._control = control
-                yield control, queue
-                reason = "finished"
-            except Exception as error:
-                reason = f"failed: {first_line(error)}"
-                raise
-            finally:
-                self._control = None
-                self._finish(control, reason)
+            with watched(control, self._watchers, self._run_info(run_id)):
+                try:
+                    self._control = control
+                    yield control, queue
+                    reason = "finished"
+                except Exception as error:
+                    reason = f"failed: {first_line(error)}"
+                    raise
+                finally:
+                    self._control = None
+                    self._finish(control, reason)
+
+    def _run_info(self, run_id: str) -> RunInfo:
+        return RunInfo(
+            name=str(self.run_config.name),
+            run_id=run_id,
+            policy=self.rex_config.policy,
+            settings=plain_settings(self.rex_config, self.scaling_config.max_workers),
+            run_dir=str(self.run_dir),
+        )
 
     def _finish(self, control: Any, reason: str) -> None:
         """End the journal, within a limit: whoever presses Ctrl-C waits for it."""

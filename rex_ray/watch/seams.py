@@ -22,12 +22,14 @@ class RunInfo:
         run_id: identity of this ``fit``: a tracker's run is one per ``run_id``, whatever groups come and go.
         policy: name of the policy.
         settings: the configuration, as plain values by name.
+        run_dir: folder that is the run's own, where a tracker may leave what it needs to go on with it; ``""``: none.
     """
 
     name: str
     run_id: str
     policy: str
     settings: Mapping[str, bool | int | float | str]
+    run_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ class Progress:
         step_s: median wall time of the newest complete steps in seconds, NaN before the first.
         global_batch_size: rows per step.
         lr_factor: what the global batch does to the learning rate.
-        learning_rate: the optimizer's own as last reported, or None.
+        num_epochs: epochs that the loop asked for, or None where it did not say.
+        learning_rate: the optimizer's own as last reported, without ``lr_factor``, or None.
         workers: the group, in rank order; empty before the first joined.
         slowest_rank: whose own time is the longest, or None.
         slowest_why: why, in a few words: ``"larger share"``, ``"slowed down 1.8x since step 400"``, ...
@@ -70,6 +73,7 @@ class Progress:
         left_s: estimated time to the end of the last epoch, or None where nobody knows how many there are.
         num_changes: allocations that took effect after the first.
         num_lost: ranks lost so far.
+        num_incidents: things that went wrong on a rank and were dealt with so far.
         gap: complaint about missing telemetry, or None.
         fault: why nothing is decided any more, or None.
     """
@@ -85,11 +89,13 @@ class Progress:
     slowest_rank: int | None
     slowest_why: str
     imbalance: float
+    num_epochs: int | None = None
     learning_rate: float | None = None
     noise_scale: float | None = None
     left_s: float | None = None
     num_changes: int = 0
     num_lost: int = 0
+    num_incidents: int = 0
     gap: str | None = None
     fault: str | None = None
 
@@ -100,8 +106,9 @@ class Happened:
 
     Attributes:
         elapsed_s: when.
-        step: newest complete step then.
-        kind: ``"decided"``, ``"applied"``, ``"measured"``, ``"withdrawn"``, ``"group"``, ``"lost"``, ``"incident"``.
+        step: newest complete step then; of a group, the one before its first, which may lie behind what was seen.
+        kind: ``"decided"``, ``"applied"``, ``"measured"``, ``"withdrawn"``, ``"group"``, ``"lost"``, ``"incident"``,
+            or ``"noted"``, which is for the record alone: a save, the look before training, how a search ended.
         text: one sentence in plain English, numbers with units.
         figures: named figures behind it, for trackers.
     """

@@ -22,6 +22,7 @@ __all__ = [
     "NullLink",
     "Record",
     "SaveRequest",
+    "ScheduleRecord",
 ]
 
 
@@ -59,6 +60,18 @@ class MetricRecord:
     step: int
     elapsed_s: float
     metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRecord:
+    """How far it is to go, and at what rate; sent by rank 0 only. See ``ScheduleReported`` for its fields."""
+
+    generation: str
+    epoch: int
+    step: int
+    cursor: int
+    num_epochs: int | None
+    learning_rate: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +116,7 @@ class SaveRequest:
     reason: str
 
 
-Record: TypeAlias = StepRecord | MetricRecord | IncidentRecord
+Record: TypeAlias = StepRecord | MetricRecord | IncidentRecord | ScheduleRecord
 
 
 class ControlLink(Protocol):

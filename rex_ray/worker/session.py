@@ -22,10 +22,9 @@ from __future__ import annotations
 import gc
 import logging
 import uuid
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -36,6 +35,7 @@ from rex_ray.worker.data import evaluation
 from rex_ray.worker.data.feed import Feed
 from rex_ray.worker.data.loader import TrainLoader
 from rex_ray.worker.data.stream_end import WhenToEnd
+from rex_ray.worker.data.taken_over import evaluation_data, training_data
 from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.link import ControlLink
@@ -47,9 +47,10 @@ from rex_ray.worker.model.out_of_memory import is_out_of_memory, short
 from rex_ray.worker.model.scheduling import ReferenceScheduler, Stepping
 from rex_ray.worker.model.share import CountTokens, LossFunction
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.preflight.facts import WorkerFacts
+from rex_ray.worker.preflight.facts import WorkerFacts, device_memory_bytes
 from rex_ray.worker.preflight.look import Look, gather_facts, look
 from rex_ray.worker.preflight.precision import AutocastDtype, Precision
+from rex_ray.worker.preparing import prepare_parts, warn_of_late_prepare
 from rex_ray.worker.saving import state
 from rex_ray.worker.saving.collecting import Collector
 from rex_ray.worker.saving.learnt_limits import LearntLimits
@@ -57,6 +58,7 @@ from rex_ray.worker.saving.reporter import Reporter
 from rex_ray.worker.saving.restoring import Restored, newest_state
 from rex_ray.worker.saving.saves import Saves, SavingRank
 from rex_ray.worker.saving.snapshots import SnapshotPlace, Snapshots, holders
+from rex_ray.worker.schedule_teller import ScheduleTeller
 from rex_ray.worker.step import StepHook
 from rex_ray.worker.tracker import StepTracker
 
@@ -110,12 +112,13 @@ class Session:
         snapshot_place = snapshots if options.snapshot_interval_s else None
         resumed = newest_state(self._values, reporter, snapshot_place, options.storage_retry_s)
         self._restored = None if resumed is None else resumed.state
+        self._schedule = ScheduleTeller(self.generation, link.send, lambda: self._tracker.position)
         self._tracker = StepTracker(
             rank=self.rank,
             options=options,
             device=torch_device or torch.device("cpu"),
             generation=self.generation,
-            records=RecordQueue(link.send),
+            records=RecordQueue(self._schedule.send if self.rank == 0 else link.send),
         )
         presence.activity = self._tracker.activity
         presence.on_long_wait = self._tell_long_wait
@@ -191,6 +194,16 @@ class Session:
         return self._feed.allocation
 
     @property
+    def share_weight(self) -> float:
+        """What this rank's mean over its rows (or tokens) counts for in a plain mean over ranks: ``n b_i / B``."""
+        return self._tracker.need_in_hand("session.share_weight").share_weight
+
+    @property
+    def weight_by(self) -> Literal["samples", "tokens"]:
+        """What ranks are weighted by."""
+        return self._options.weight_by
+
+    @property
     def lr_factor(self) -> float:
         """What the newest ``optimizer.step()`` multiplied the learning rate by; schedulers never see it."""
         return self._model_side.lr_factor
@@ -198,47 +211,46 @@ class Session:
     # --- model and data
 
     def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any = None,
-        scaler: torch.amp.GradScaler | None = None,
+        self, *parts: Any, scheduler: Any = None, scaler: torch.amp.GradScaler | None = None
     ) -> tuple[Any, ...]:
         """Make a model train on all ranks, weighted by their rows; load what a save holds of it.
 
-        The learning rate is multiplied by the allocation's factor inside ``optimizer.step()`` only.
+        ``model, optimizer = session.prepare(model, optimizer)``, or with whatever else the loop has made already, in
+        any order. The learning rate is multiplied by the allocation's factor inside ``optimizer.step()`` only.
 
         Args:
-            model: the bare model, compiled or not; one that ``fully_shard`` divided over the ranks; or an already
-                wrapped DDP without a communication hook.
-            optimizer: steps the model's parameters. Of several, the one whose rate follows the global batch; have
-                the others saved with :meth:`register`.
-            scheduler: see :meth:`prepare_scheduler`, which does the same later, where it needs ``len(loader)``.
-            scaler: gradient scaler; saved and restored, and its scale is taken out of what is measured.
+            parts: the bare model, compiled or not, or one that ``fully_shard`` divided over the ranks, or an already
+                wrapped DDP without a communication hook; its optimizer (of several, the one whose rate follows the
+                global batch; have the others saved with :meth:`register`); schedulers, see :meth:`prepare_scheduler`;
+                a gradient scaler, whose scale is taken out of what is measured; DataLoaders, of which the first one
+                trains and the others evaluate, see :meth:`loader` and :meth:`eval_loader`.
+            scheduler: another way to give one.
+            scaler: likewise.
 
         Returns:
-            What was given, in the same order, the model and the scheduler wrapped: use these from here on.
+            What was given, in the same order, those by name last: use these from here on.
 
         Raises:
-            ConfigError: a second model, several optimizers, or a DDP that has a communication hook.
+            ConfigError: a second model, several optimizers, a DDP that has a communication hook, or a DataLoader that
+                chooses rows in a way that would be lost.
         """
-        if not isinstance(model, nn.Module):
-            raise ConfigError(f"session.prepare takes an nn.Module first, got a {type(model).__name__}")
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                f"session.prepare takes one optimizer, got a {type(optimizer).__name__}: give the one whose learning "
-                "rate follows the global batch, and have others saved with session.register(name=optimizer)"
-            )
+        named = tuple(part for part in (scheduler, scaler) if part is not None)
+        return prepare_parts((*parts, *named), self._prepare_model, self)
+
+    def _prepare_model(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, scaler: torch.amp.GradScaler | None
+    ) -> tuple[Any, ...]:
         if scheduler is not None:
             scheduler = ReferenceScheduler(scheduler, self._tracker)
         parts = state.Prepared(model=replicas.unwrap(model), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         joined = self._feed.joined
         prepared = self._model_side.prepare(model, parts, self._restored, optimizer_known=not joined)
         self._collector.prepare(parts, restored=self._restored)
+        self._schedule.optimizer = optimizer
         if parts.is_sharded:
             self._saves.rely_on_rank_0()
         if joined:
-            self._warn_of_late_prepare()
+            warn_of_late_prepare(self._model_side.normalises_over_rows, self._model_side.optimizer_family)
         if self._restored is not None:
             state.restore_rng(self._restored["rng"], self.rank, self.world_size)
         return (prepared, optimizer, *(part for part in (scheduler, scaler) if part is not None))
@@ -282,7 +294,8 @@ class Session:
 
         Of a map-style data set every rank is given the whole, which is divided here. Of an iterable one, or a shard
         of Ray Data, every rank brings its own rows, and has its share of each step read off them; see "Streams and Ray
-        Data" in the documentation.
+        Data" in the documentation. A DataLoader that the loop has made already is taken for its data set and options;
+        its batch size is the whole step's, of all ranks, and warned of if that is not the run's.
 
         Not accepted are ``batch_size``, ``shuffle``, ``sampler``, ``batch_sampler`` and ``drop_last``. Loader
         processes are persistent by default. New shares take effect ``num_workers * prefetch_factor`` batches
@@ -292,7 +305,7 @@ class Session:
         The first call joins the ranks to the controller.
 
         Args:
-            dataset: map-style, iterable, or a shard of Ray Data.
+            dataset: map-style, iterable, a shard of Ray Data, or a DataLoader of one of the first two.
             end: when an epoch of streams ends: with the last, ``"all"`` (default), ranks that have no more rows
                 having no weight until then; or with the ``"shortest"``.
             options: for torch's DataLoader.
@@ -301,6 +314,7 @@ class Session:
             ConfigError: a refused option, something that is no data set, a second training loader, or a global
                 batch that the data set or the number of workers does not allow.
         """
+        dataset, options = training_data(dataset, options, self._options.global_batch_size)
         fewest = 2 if self._model_side.normalises_over_rows else 1
         spec = WorkerSpec(
             rank=self.rank,
@@ -308,7 +322,7 @@ class Session:
             node=self.node,
             min_local_batch_size=fewest,
             max_local_batch_size=self._limits.share_rows,
-            memory_bytes=_device_memory(self._tracker.device),
+            memory_bytes=device_memory_bytes(self._tracker.device),
         )
         loader = self._feed.loader(dataset, spec, self._model_side.optimizer_family, self._end_pass, end, options)
         # A full collection walks every object that torch and Ray ever made, and each rank has its own moment for it:
@@ -317,14 +331,23 @@ class Session:
         return loader
 
     def eval_loader(
-        self, dataset: Any, *, local_batch_size: int = 256, whole: bool | None = None, **options: Any
+        self,
+        dataset: Any,
+        *,
+        local_batch_size: int = 256,
+        whole: bool | None = None,
+        in_step: bool = False,
+        **options: Any,
     ) -> evaluation.EvalLoader:
         """Return a loader of this rank's part of ``dataset``: over all ranks every row comes exactly once.
 
         Parts may differ by one row and may be empty; combine what ranks found with :meth:`pool`. Use
         :meth:`unwrap` for the model. A stream, or a shard of Ray Data, is taken for this rank's own rows, which no
-        other rank reads. If every rank is given the same stream, say so: ``whole=True`` leaves each its part.
+        other rank reads. If every rank is given the same stream, say so: ``whole=True`` leaves each its part. Of a
+        DataLoader that the loop has made already, data set, batch size and options are taken. With ``in_step`` a rank
+        that has fewer batches gets one of no rows in the end, so that all ranks can meet at each; not for streams.
         """
+        dataset, local_batch_size, options = evaluation_data(dataset, local_batch_size, options)
         return evaluation.EvalLoader(
             dataset,
             rank=self.rank,
@@ -333,6 +356,7 @@ class Session:
             whole=whole,
             device=lambda: self._tracker.device,
             on_start=self._begin_evaluation,
+            in_step=in_step,
             options=options,
         )
 
@@ -344,6 +368,7 @@ class Session:
         That epoch's first pass goes on at the saved sample. Leaving an epoch's loop early ends the epoch: the next
         one begins with an order of its own.
         """
+        self._schedule.announce(num_epochs)
         yield from self._feed.epochs(num_epochs)
         self.finish()
 
@@ -523,21 +548,6 @@ class Session:
             gc.unfreeze()
             self._link.close(limit_s)
 
-    def _warn_of_late_prepare(self) -> None:
-        """Say what the controller was not told, since the group joined it with the loader."""
-        unknown = []
-        if self._model_side.normalises_over_rows:
-            unknown.append("that the model normalises over rows, and may give a worker a single one")
-        if self._model_side.optimizer_family != "sgd":
-            unknown.append("that the optimizer is of Adam's kind, and has the learning rate follow the batch as SGD's")
-        if unknown:
-            warnings.warn(
-                "session.loader was called before session.prepare, so the controller does not know "
-                f"{', nor '.join(unknown)}; call prepare first (a scheduler that needs len(loader) is given to "
-                "session.prepare_scheduler afterwards)",
-                stacklevel=3,
-            )
-
     def _facts(self) -> tuple[WorkerFacts, ...]:
         if self._looked is not None:
             return self._looked.workers
@@ -556,15 +566,7 @@ class Session:
         """Say aloud where training goes on, and which newer states could not be read."""
         for trouble in resumed.troubles:
             self._tell_aloud("damaged_save", f"passed over a save that is not whole: {trouble}")
-        position = self._tracker.position
-        _log.warning(
-            "resumed at epoch %d, sample %d, step %d with %d workers, from %s",
-            position.epoch,
-            position.cursor,
-            position.step,
-            self.world_size,
-            resumed.where,
-        )
+        _log.warning("%s", resumed.in_words(self._tracker.position, self.world_size))
 
     def _tell_aloud(self, kind: str, message: str) -> None:
         _log.warning("%s", message)
@@ -581,11 +583,6 @@ class Session:
     def _end_pass(self) -> None:
         self._tracker.gap()
         self._model_side.end_pass()
-
-
-def _device_memory(device: torch.device) -> int | None:
-    """Return the device's whole memory in bytes, None where a process has no memory of its own to fill."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 _current: Session | None = None

@@ -25,6 +25,7 @@ from rex_ray.control.events import (
     MetricReported,
     RunEnded,
     SaveAsked,
+    ScheduleReported,
     SearchFailed,
     SearchFinished,
     StepObserved,
@@ -450,7 +451,7 @@ def test_another_world_size_is_asked_for_and_not_waited_for():
 # --- all of it at once ------------------------------------------------------------------------------------------------
 
 
-QUIET = (DrainNoticed, IncidentReported, MemoryLimited, MetricReported, SaveAsked)
+QUIET = (DrainNoticed, IncidentReported, MemoryLimited, MetricReported, SaveAsked, ScheduleReported)
 SEARCHES = (SearchFailed, SearchFinished, TrialProposed)
 
 
@@ -540,6 +541,7 @@ def events_for(controller: Controller) -> list[Event]:
             SaveAsked(generation=generation, reason="by hand"),
             IncidentReported(generation=generation, rank=0, step=0, kind="storage", message="it was full"),
             MemoryLimited(generation=generation, rank=0, step=0, device="T4", num_rows=64),
+            ScheduleReported(generation=generation, epoch=0, step=0, cursor=0, num_epochs=3, learning_rate=0.1),
             *(step_of(step, v, generation=generation) for v in (version - 1, version, version + 7)),
         ]
     for search_id in (*controller.state.searches, "unknown"):
