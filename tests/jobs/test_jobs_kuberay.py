@@ -24,7 +24,14 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kuberay"
 LABEL = RexConfig(global_batch_size=1024).device_label
 # Of the CRD, those that are used or likely to be: one that is misspelt is dropped by Kubernetes without an error.
-CLUSTER_FIELDS = {"rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "headGroupSpec", "workerGroupSpecs"}
+CLUSTER_FIELDS = {
+    "rayVersion",
+    "authOptions",
+    "enableInTreeAutoscaling",
+    "autoscalerOptions",
+    "headGroupSpec",
+    "workerGroupSpecs",
+}
 GROUP_FIELDS = {"groupName", "replicas", "minReplicas", "maxReplicas", "labels", "resources", "rayStartParams"}
 GROUP_FIELDS |= {"template", "priority", "idleTimeoutSeconds"}
 JOB_FIELDS = {"entrypoint", "runtimeEnvYAML", "backoffLimit", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"}
@@ -147,6 +154,10 @@ def test_ray_is_the_same_version_everywhere(spec: dict[str, Any]) -> None:
     assert len({group["template"]["spec"]["containers"][0]["image"] for group in groups(spec)}) == 1
 
 
+def test_nobody_runs_anything_without_the_token(spec: dict[str, Any]) -> None:
+    assert spec["authOptions"] == {"mode": "token"}
+
+
 def test_a_job_takes_its_cluster_down_and_is_not_tried_for_ever(job: dict[str, Any]) -> None:
     assert job["shutdownAfterJobFinishes"] is True
     assert job["ttlSecondsAfterFinished"] >= 0
@@ -180,4 +191,4 @@ def test_the_command_is_one_that_the_workload_takes(where: str, job: dict[str, A
     add_common_arguments(parser, global_batch_size=128, num_epochs=60)
     options = checked(parser, [word if word != "/mnt/shared/runs" else "s3://bucket/runs" for word in words[3:]])
     assert (options.min_workers, options.num_workers, options.label_selector) == (2, 4, "in(T4,V100)")
-    assert options.placement_timeout >= 600  # machines take minutes to start
+    assert options.placement_timeout_s >= 600  # machines take minutes to start
