@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from rex_ray.core.types import StepRecord
-from rex_ray.train.telemetry import Pump, pump_interval_s
+from rex_ray.hosting.pump import Pump, pump_interval_s
+from rex_ray.train.telemetry import RayTransport
 from rex_ray.worker.session import get_session
 
 __all__ = ["LOCAL_ROWS", "WIDTH", "abba_loop", "layered_net", "plain_cpu_loop", "rex_cpu_loop"]
@@ -111,7 +112,7 @@ def abba_loop(config: dict[str, Any]) -> None:
         block.train_few(FIRST_STEPS)
     pairs = _alternate(on.run, off.run, num_pairs)
 
-    pump = Pump(config["queue"], session.rank, pump_interval_s(session.world_size))
+    pump = Pump(RayTransport(config["queue"]), session.rank, pump_interval_s(session.world_size))
     pump.start()
     feed = _Block(
         plain, plain_optimizer, off_batches, block_steps, after_step=lambda: pump.put([_a_record(session.rank)])

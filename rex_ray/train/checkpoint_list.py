@@ -12,8 +12,8 @@ from typing import Final
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.train.arrow_store import ArrowStore
-from rex_ray.train.reporter import saves_newest_first
 from rex_ray.worker.saving.manifest import MANIFEST
+from rex_ray.worker.saving.save_names import saves_newest_first
 from rex_ray.worker.saving.store import cause_of
 
 __all__ = ["LIST_FILE", "put_aside_a_damaged_list"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -17,14 +14,19 @@ from rex_ray.worker.saving import archive
 from rex_ray.worker.saving.archive import Saved
 from rex_ray.worker.saving.manifest import MANIFEST
 from rex_ray.worker.saving.patience import patiently
-from rex_ray.worker.saving.store import Store, cause_of, check_storage
+from rex_ray.worker.saving.save_names import (
+    is_save,
+    new_name,
+    newest_first,
+    newest_number,
+    remove_unfinished,
+    saves_newest_first,
+)
+from rex_ray.worker.saving.store import Store, check_storage
 
-__all__ = ["RayReporter", "saves_newest_first"]
-
-logger = logging.getLogger("rex_ray")
+__all__ = ["RayReporter"]
 
 _Result = TypeVar("_Result")
-_SAVE = re.compile(r"checkpoint_(\d{6,})-[0-9a-f]{8}")
 # Ray Train has its list at hand when a group starts; this is for one that has not.
 _ASK_LIMIT_S = 10.0
 
@@ -61,10 +63,11 @@ class RayReporter:
         """Write a save; called on rank 0 only."""
         self._written = None
         if self._newest_number is None:
-            self._newest_number = max(map(_number, saves_newest_first(self._store)), default=0)
-            self._remove_unfinished()
+            self._newest_number = newest_number(self._store)
+            remove_unfinished(self._store, self._unfinished)
+            self._unfinished = ()
         self._newest_number += 1
-        name = f"checkpoint_{self._newest_number:06d}-{uuid.uuid4().hex[:8]}"
+        name = new_name(self._newest_number)
         archive.write(self._store, name, state, on_progress)
         self._written = name
 
@@ -90,7 +93,7 @@ class RayReporter:
         reported = _reported()
         found, unfinished = self._asked(lambda: self._found(reported), on_progress)
         self._unfinished = unfinished
-        ours = {name for name in {*found, *reported} if _SAVE.fullmatch(name)} - {*unfinished}
+        ours = {name for name in {*found, *reported} if is_save(name)} - {*unfinished}
         if reported and not ours:
             raise ConfigError(
                 f"the checkpoint {self._store.path_of(max(reported))} holds no session; it was not made by "
@@ -100,7 +103,7 @@ class RayReporter:
         def read(store: Store, name: str) -> Saved:
             return self._asked(lambda: archive.read(store, name, on_progress), on_progress)
 
-        return archive.newest_whole(self._store, sorted(ours, key=_number, reverse=True), read)
+        return archive.newest_whole(self._store, newest_first(ours), read)
 
     def _asked(self, act: Callable[[], _Result], on_progress: Callable[[], None]) -> _Result:
         """Ask the storage with patience; a refusal is an answer, too."""
@@ -112,27 +115,6 @@ class RayReporter:
         """Return the saves that are there, and those of them that a worker was writing when it died."""
         found = saves_newest_first(self._store)
         return found, tuple(name for name in found if name not in reported and not self._store.has(name, MANIFEST))
-
-    def _remove_unfinished(self) -> None:
-        for name in self._unfinished:
-            path = self._store.path_of(name)
-            try:
-                self._store.remove(name)
-                logger.warning("removed %s, a save that was never finished", path)
-            except Exception as error:  # noqa: BLE001 - it takes room and does nothing else
-                logger.warning("%s, a save that was never finished, cannot be removed: %s", path, cause_of(error))
-        self._unfinished = ()
-
-
-def saves_newest_first(store: Store) -> list[str]:
-    """Return the names of a run's saves, finished or not."""
-    return sorted((name for name in store.folders() if _SAVE.fullmatch(name)), key=_number, reverse=True)
-
-
-def _number(name: str) -> int:
-    matched = _SAVE.fullmatch(name)
-    assert matched is not None, "only names of saves come here"
-    return int(matched[1])
 
 
 def _reported() -> set[str]:

@@ -191,9 +191,9 @@ def test_what_a_run_has_learnt_lies_in_its_storage_too_for_a_driver_on_another_m
     here = tmp_path / "here"
     here.mkdir()
     actor: Any = ControlActor.__new__(ControlActor)
-    actor._host, actor._store = SimpleNamespace(learnt=shapes), store
-    actor._profiles = here / PROFILES_FILE
-    asyncio.run(actor._write_profiles())
+    actor._host, actor._store = SimpleNamespace(learnt=shapes, memory=None), store
+    actor._run_dir = here
+    asyncio.run(actor._write_learnt())
     assert profiles_to_begin_with(None, here) == shapes
     assert profiles_to_begin_with(None, tmp_path / "elsewhere", store) == shapes
     (run.root / "rex_ray" / PROFILES_FILE).write_text("{torn")

@@ -1,0 +1,203 @@
+"""``training``: a session under plain torchrun, with a control server beside rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from rex_ray.config import RexConfig
+from rex_ray.core.errors import LinkError
+from rex_ray.hosting.carried_link import CarriedLink
+from rex_ray.hosting.control_service import log_to_stderr
+from rex_ray.hosting.memory_file import earlier_memory
+from rex_ray.hosting.profile_files import profiles_to_begin_with
+from rex_ray.hosting.transport import first_line
+from rex_ray.standalone.agreeing import Meeting, agreed, side_group
+from rex_ray.standalone.control_process import ControlProcess
+from rex_ray.standalone.folder_reporter import FolderReporter
+from rex_ray.standalone.handshake import new_token
+from rex_ray.standalone.launch import Launch, listening_host
+from rex_ray.standalone.orders import Orders
+from rex_ray.standalone.run_files import digest_of, journal_of_launch, launch_ended
+from rex_ray.standalone.tcp_transport import TcpTransport
+from rex_ray.worker.group.side_group import distributed
+from rex_ray.worker.saving.snapshots import SnapshotPlace
+from rex_ray.worker.session import Session, open_session
+
+__all__ = ["training"]
+
+logger = logging.getLogger("rex_ray")
+
+_FINISH_LIMIT_S: Final = 15.0
+_ABANDON_LIMIT_S: Final = 5.0
+
+
+@contextlib.contextmanager
+def training(
+    config: RexConfig,
+    *,
+    output: str | os.PathLike[str],
+    device: str | None = None,
+    num_to_keep: int | None = 2,
+    backend: str | None = None,
+    control_address: str | None = None,
+) -> Iterator[Session]:
+    """Open this rank's session under torchrun; inside, ``rex_ray.get_session()`` returns it, too.
+
+    ``torch.distributed`` is initialised if it is not, and left again then. Training resumes from the newest whole save
+    in ``output``, also with another number of ranks. Every rank must pass the same ``config`` and ``output``.
+
+    Args:
+        config: what to adapt, within which limits. ``device_label`` and ``placement_timeout_s`` say nothing here.
+        output: the run's folder, for saves, journal and profiles. Rank 0 writes to it; where it may move to another
+            machine, the folder must be on storage that all of them see.
+        device: kind of this rank's device, e.g. ``"T4"``; default: ``REX_RAY_DEVICE``, else the GPU's name.
+        num_to_keep: so many of the newest saves are kept; None: all.
+        backend: ``torch.distributed`` backend; default NCCL where there are GPUs and gloo elsewhere.
+        control_address: address of rank 0's machine at which the control server listens; default:
+            ``REX_RAY_CONTROL_ADDRESS``, else loopback on one machine and ``MASTER_ADDR`` on several.
+
+    Raises:
+        ConfigError: not started by torchrun, a configuration that cannot work or differs between ranks, a folder or an
+            address that cannot be used; before anything is trained.
+        LinkError: ranks, or the control server, did not answer within their limits.
+    """
+    _log_somewhere()
+    launch = Launch.from_environment()
+    config.check_group(launch.world_size)
+    torch_device = _torch_device(launch)
+    kind = launch.device_kind(device, torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else None)
+    run_folder = Path(output).expanduser().absolute()
+    options = config.worker_options()
+    reporter = FolderReporter(run_folder, num_to_keep, options.storage_retry_s)
+    with _process_group(torch_device, backend, config.collective_timeout_s), contextlib.ExitStack() as stack:
+        control = _Control(config, run_folder / "rex_ray", launch, control_address)
+        stack.enter_context(control)
+        with side_group(config.collective_timeout_s) as group:
+            meeting = agreed(group, {**config.to_mapping(), "output": str(run_folder)}, control.open)
+        transport = TcpTransport(meeting.address, meeting.token, launch.rank)
+        place = SnapshotPlace(run=meeting.identity, node=socket.gethostname())
+        generation = ""
+        try:
+            with open_session(
+                options=options,
+                device=kind,
+                node=socket.gethostname(),
+                link=CarriedLink(transport, launch.rank, launch.world_size),
+                reporter=reporter,
+                torch_device=torch_device,
+                snapshots=place,
+            ) as session:
+                generation = session.generation
+                yield session
+        except Exception as error:
+            if generation:
+                transport.lost(generation, first_line(error))
+            if not launch.may_restart:
+                place.remove()
+            raise
+
+
+class _Control:
+    """Rank 0's control server, for as long as the block lasts; on other ranks nothing."""
+
+    def __init__(self, config: RexConfig, run_dir: Path, launch: Launch, address: str | None) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._launch = launch
+        self._address = address
+        self._process: ControlProcess | None = None
+
+    def open(self) -> Meeting:
+        """Start the server.
+
+        Raises:
+            ConfigError: the folder or the address cannot be used, or profiles cannot be read.
+            LinkError: the server does not start.
+        """
+        config, launch = self._config, self._launch
+        learnt = profiles_to_begin_with(config.learn_from, self._run_dir)
+        memory = earlier_memory(self._run_dir) if config.learn_from is None else None
+        digest = digest_of(config.to_mapping())
+        identity = f"{launch.identity}-{digest_of({'output': str(self._run_dir)})[:8]}"
+        orders = Orders(
+            config=config,
+            journal_dir=journal_of_launch(self._run_dir, identity, digest),
+            host=listening_host(launch, self._address),
+            port=0,
+            token=new_token(),
+            num_ranks=launch.world_size,
+            learnt=learnt,
+            memory=memory,
+        )
+        self._process = ControlProcess(orders)
+        port = self._process.start()
+        return Meeting(address=(orders.host, port), token=orders.token, identity=identity)
+
+    def __enter__(self) -> _Control:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        process = self._process
+        if process is None:
+            return
+        if error is not None and self._launch.may_restart and isinstance(error, Exception):
+            process.abandon(_ABANDON_LIMIT_S)
+            return
+        reason = "finished" if error is None else f"failed: {first_line(error)}"
+        if isinstance(error, KeyboardInterrupt | GeneratorExit):
+            reason = "interrupted"
+        if process.finish(reason, _FINISH_LIMIT_S) is None:
+            logger.warning("the control server did not end the journal in time; it lacks its last seconds")
+        launch_ended(self._run_dir)
+
+
+@contextlib.contextmanager
+def _process_group(device: torch.device, backend: str | None, limit_s: float) -> Iterator[None]:
+    """Have a process group; one that the user has made stays the user's.
+
+    Raises:
+        LinkError: the ranks did not find together.
+    """
+    if distributed():
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    chosen = backend or ("nccl" if device.type == "cuda" else "gloo")
+    try:
+        dist.init_process_group(chosen, timeout=timedelta(seconds=limit_s))
+    except (RuntimeError, ValueError) as error:  # torch's own errors are both
+        raise LinkError(
+            f"the ranks did not form a process group over {chosen} at {os.environ.get('MASTER_ADDR')}:"
+            f"{os.environ.get('MASTER_PORT')} within {limit_s:g} s: {first_line(error)}"
+        ) from error
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        # After a failure a collective may be under way that never ends; the process ends with its error instead.
+        if not failed:
+            dist.destroy_process_group()
+
+
+def _torch_device(launch: Launch) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+
+
+def _log_somewhere() -> None:
+    """Have our lines seen where the user has set nothing up; else they go where the user's go."""
+    if not logging.getLogger().handlers:
+        log_to_stderr()

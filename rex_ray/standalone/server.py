@@ -1,0 +1,89 @@
+"""The control server's process: ``python -m rex_ray.standalone.server``, started by rank 0 and told what to do by it.
+
+A process of its own, since the controller's arithmetic would take the interpreter's lock from the training loop. It
+ends with rank 0, however that ends. What it had not written then is written, and the run's end is left open: torchrun
+may start the ranks again, and the next server goes on from the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Final
+
+from rex_ray.hosting.control_service import ControlService
+from rex_ray.hosting.transport import first_line
+from rex_ray.standalone.orders import Orders, line, said
+from rex_ray.standalone.serving import Connections
+
+__all__ = ["main"]
+
+_LOOK_S: Final = 0.5
+_ORDERS_LIMIT_S: Final = 30.0
+_MOST_LINE_BYTES: Final = 2**28
+_LAST_RECORDS_S: Final = 3.0
+CANNOT_LISTEN: Final = 3
+"""Exit status of a server that was given an address which is not its machine's, or is taken."""
+
+
+async def _serve(parent: int) -> int:
+    loop = asyncio.get_running_loop()
+    pipe = asyncio.StreamReader(limit=_MOST_LINE_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), sys.stdin.buffer)
+    async with asyncio.timeout(_ORDERS_LIMIT_S):
+        first = await pipe.readline()
+    if not first:
+        return 0
+    orders = Orders.from_line(first)
+    service = ControlService(orders.config, orders.journal_dir, orders.learnt, memory=orders.memory)
+    connections = Connections(service, orders.token, orders.num_ranks)
+    try:
+        server = await asyncio.start_server(connections.serve, orders.host, orders.port)
+    except OSError as error:
+        _say({"failed": first_line(error)})
+        return CANNOT_LISTEN
+    _say({"port": server.sockets[0].getsockname()[1]})
+    reason = await _told_to_end(pipe, parent)
+    server.close()
+    if reason is None:
+        service.pause()
+        return 0
+    await connections.all_gone(_LAST_RECORDS_S)
+    status = await service.finish(reason)
+    _say({"ended": {"fault": status.fault, "last_step": status.last_step, "num_events": status.num_events}})
+    return 0
+
+
+async def _told_to_end(pipe: asyncio.StreamReader, parent: int) -> str | None:
+    """Return the reason for which rank 0 ends the run, or None once rank 0 is gone.
+
+    A loader process that rank 0 forked holds its end of the pipe open after its death; so its number is looked at, too.
+    """
+    listening = asyncio.ensure_future(pipe.readline())
+    while True:
+        await asyncio.wait({listening}, timeout=_LOOK_S)
+        if listening.done():
+            heard = listening.result()
+            if heard.endswith(b"\n"):
+                return str(said(heard)["finish"])
+            return None
+        if os.getppid() != parent:
+            return None
+
+
+def _say(document: dict[str, object]) -> None:
+    try:
+        sys.stdout.buffer.write(line(document))
+        sys.stdout.buffer.flush()
+    except OSError:
+        return  # rank 0 is gone, which is seen elsewhere
+
+
+def main() -> None:
+    """Serve until rank 0 says otherwise, or is gone."""
+    sys.exit(asyncio.run(_serve(os.getppid())))
+
+
+if __name__ == "__main__":
+    main()
