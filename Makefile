@@ -6,6 +6,8 @@
 #   make check    format, lint, types, import contracts, documentation
 #   make bench    the quick form of every experiment, and one table, in under ten minutes
 #   make soak     half an hour of live training with a failure a minute, outside CI
+#   make package  the wheel and the source distribution, in dist/
+#   make compat   a part of the tests with the lowest and with the newest versions allowed: gigabytes, outside CI
 #   make docs     the documentation as a static site, in site/
 
 PYTHON ?= python3
@@ -21,7 +23,7 @@ PIP_QUIET := -qq --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help setup demo test test-long test-gpu check format bench soak docs clean
+.PHONY: help setup demo test test-long test-gpu check format bench soak package compat docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -72,6 +74,15 @@ bench: setup
 
 soak: setup
 	$(BIN)/python -m experiments.soak --minutes 30 --json $(OUT)/soak.json
+
+# By way of the source distribution, so that nothing that lies about here comes into the wheel.
+package: setup
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+compat:
+	$(PYTHON) tools/compat.py lowest
+	$(PYTHON) tools/compat.py newest
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +18,9 @@ __all__ = ["add_common_arguments", "checked", "launch"]
 
 WeightBy: TypeAlias = Literal["samples", "tokens"]
 
+# Options that say what a configuration says, too; one that is given wins.
+_OF_THE_CONFIG = ("global_batch_size", "max_global_batch_size", "policy", "seed", "placement_timeout_s")
+
 
 def add_common_arguments(parser: argparse.ArgumentParser, *, global_batch_size: int, num_epochs: int) -> None:
     """Add the options of ``launch``, with the workload's own defaults."""
@@ -26,19 +30,27 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, global_batch_size: 
     parser.add_argument(
         "--placement-timeout",
         type=number(above=0.0),
-        default=60.0,
+        dest="placement_timeout_s",
         metavar="S",
         help="wait so long for nodes (default: 60)",
     )
     parser.add_argument("--use-gpu", action="store_true", help="one CUDA device per worker")
-    parser.add_argument("--policy", default="rex", help=f"one of {', '.join(policy_names())} (default: rex)")
-    parser.add_argument("--global-batch-size", type=whole(1), default=global_batch_size, help="rows per optimizer step")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML for RexConfig, see `rex-ray config`; above it stand REX_RAY_... variables, then these options",
+    )
+    parser.add_argument("--policy", help=f"one of {', '.join(policy_names())} (default: rex)")
+    parser.add_argument(
+        "--global-batch-size", type=whole(1), help=f"rows per optimizer step (default: {global_batch_size})"
+    )
+    parser.set_defaults(usual_global_batch_size=global_batch_size)
     parser.add_argument(
         "--max-global-batch-size", type=whole(1), help="growth stops there (default: 8 times the batch)"
     )
     parser.add_argument("--num-epochs", type=whole(1), default=num_epochs, help=f"(default: {num_epochs})")
     parser.add_argument("--loader-processes", type=whole(0), default=0, help="loader processes per worker (default: 0)")
-    parser.add_argument("--seed", type=whole(0), default=0)
+    parser.add_argument("--seed", type=whole(0), help="(default: 0)")
     parser.add_argument("--label-selector", help="nodes to use, e.g. 'in(T4,V100)' (default: any)")
     parser.add_argument(
         "--storage",
@@ -51,6 +63,9 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, global_batch_size: 
 def checked(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse a workload's command line and judge what its options can say together, before anything starts.
 
+    Returns:
+        The options, with ``rex_config``, and in those that a configuration has, too, what counts in the end.
+
     Raises:
         ConfigError: a value that cannot work.
     """
@@ -58,7 +73,13 @@ def checked(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) ->
     fewest = options.num_workers if options.min_workers is None else options.min_workers
     if fewest > options.num_workers:
         raise ConfigError(f"--min-workers {fewest} is above --num-workers {options.num_workers}; swap them")
-    _rex_config(options).check_group(options.num_workers)
+    chosen = {key: value for key in _OF_THE_CONFIG if (value := getattr(options, key)) is not None}
+    options.rex_config = RexConfig.load(
+        options.config, defaults={"global_batch_size": options.usual_global_batch_size}, **chosen
+    )
+    options.rex_config.check_group(options.num_workers)
+    for key in _OF_THE_CONFIG:
+        setattr(options, key, getattr(options.rex_config, key))
     return options
 
 
@@ -79,12 +100,12 @@ def launch(
         loop_config: given to it.
         options: what ``checked`` returned.
         num_rows: of the training set, or None where only the workers will know.
-        weight_by: see ``RexConfig``.
+        weight_by: see ``RexConfig``; the workload's own, whatever the configuration says.
 
     Raises:
         ConfigError: the data set is too small for the batch.
     """
-    rex_config = _rex_config(options, weight_by)
+    rex_config = dataclasses.replace(options.rex_config, weight_by=weight_by)
     rex_config.check_group(options.num_workers, num_rows)
     selector = {rex_config.device_label: options.label_selector} if options.label_selector else None
     trainer = RexTrainer(
@@ -112,14 +133,3 @@ def _num_workers(options: argparse.Namespace) -> int | tuple[int, int]:
     """Return the workers asked for; a range makes the group elastic, which costs Ray Train a watch over the nodes."""
     whole_group: int = options.num_workers
     return whole_group if options.min_workers in (None, whole_group) else (options.min_workers, whole_group)
-
-
-def _rex_config(options: argparse.Namespace, weight_by: WeightBy = "samples") -> RexConfig:
-    return RexConfig(
-        global_batch_size=options.global_batch_size,
-        max_global_batch_size=options.max_global_batch_size,
-        policy=options.policy,
-        seed=options.seed,
-        placement_timeout_s=options.placement_timeout,
-        weight_by=weight_by,
-    )

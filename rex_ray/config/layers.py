@@ -15,10 +15,13 @@ from rex_ray.config.checks import RULES, problems_of
 from rex_ray.config.plain_yaml import read_document, read_value
 from rex_ray.core.errors import ConfigError, nearest_name_hint
 
-__all__ = ["ENVIRONMENT_PREFIX", "Layers"]
+__all__ = ["ENVIRONMENT_PREFIX", "RESERVED", "Layers"]
 
 ENVIRONMENT_PREFIX = "REX_RAY_"
-"""Of every variable that overrides a key; nothing else of ours may bear it."""
+"""Of every variable that overrides a key."""
+
+RESERVED = frozenset({"REX_RAY_CONTROL_ADDRESS", "REX_RAY_DEVICE"})
+"""Variables of ours that are none of the configuration: they tell a process of a group where it is."""
 
 _NESTED = "__"
 _OPTIONS = "policy_options"
@@ -85,7 +88,7 @@ class Layers:
 
         A name that begins so and means nothing becomes a problem: it was surely meant to do something.
         """
-        ours = sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX))
+        ours = sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX) and name not in RESERVED)
         for variable in ours:  # POLICY_OPTIONS sorts before POLICY_OPTIONS__MIN_GAIN, which changes a part of it
             key, nested, option = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition(_NESTED)
             if key not in RULES or (nested and (key != _OPTIONS or not option)):

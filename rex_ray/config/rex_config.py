@@ -200,7 +200,12 @@ class RexConfig:
 
     @classmethod
     def load(
-        cls, path: str | Path | None = None, *, environ: Mapping[str, str] | None = None, **chosen: Any
+        cls,
+        path: str | Path | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        **chosen: Any,
     ) -> RexConfig:
         """Read a configuration from a file and the environment.
 
@@ -211,24 +216,30 @@ class RexConfig:
         Args:
             path: a YAML file that maps field names to values; None reads none.
             environ: variables; default: those of this process; ``{}``: none.
+            defaults: a program's own, in place of those here.
             chosen: values by field, such as those of a command line.
 
         Raises:
             ConfigError: all that is wrong, a line each with the file's line or the variable: unknown keys and variables
                 (the nearest is named), values that cannot work, a file that cannot be read.
         """
-        return cls(**cls.layers(path, environ=environ, **chosen).effective())
+        return cls(**cls.layers(path, environ=environ, defaults=defaults, **chosen).effective())
 
     @classmethod
     def layers(
-        cls, path: str | Path | None = None, *, environ: Mapping[str, str] | None = None, **chosen: Any
+        cls,
+        path: str | Path | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        **chosen: Any,
     ) -> Layers:
         """Gather what ``load`` builds from, with the origin of every value; arguments as there.
 
         Raises:
             ConfigError: the file cannot be read, or is no YAML mapping.
         """
-        layers = Layers(defaults=cls._defaults())
+        layers = Layers(defaults=cls._defaults() | dict(defaults or {}))
         if path is not None:
             layers.add_file(path)
         layers.add_environment(os.environ if environ is None else environ)

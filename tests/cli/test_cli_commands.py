@@ -24,22 +24,6 @@ def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return code if isinstance(code, int) else 0, out, err
 
 
-@pytest.mark.parametrize("command", ["demo", "plan", "simulate", "replay", "report", "audit", "env"])
-def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    code, out, _ = run_cli(capsys, command, "--help")
-    assert code == 0
-    assert "Usage:" in out
-    assert (f" rex-ray {command} " in out.partition("Options")[0].partition("Usage:")[2].partition("\n")[2]) is (
-        command != "env"
-    )  # an example that can be copied
-
-
-def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run_cli(capsys, "--version")
-    assert code == 0
-    assert re.fullmatch(r"rex-ray \d+\.\d+\S*\n", out)
-
-
 @pytest.mark.parametrize("entry", ["T4", "T4=", "=2", "T4=two", "T4=0"])
 def test_workers_are_kinds_and_counts(capsys: pytest.CaptureFixture[str], entry: str) -> None:
     code, _, err = run_cli(capsys, "demo", "--workers", entry)
@@ -183,6 +167,24 @@ def test_report_writes_one_page_where_it_is_told(
     shutil.copytree(recorded_run, tmp_path / "run")
     run_cli(capsys, "report", str(tmp_path / "run"))
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_report_compares_several_runs_and_prints_their_figures_as_json(
+    capsys: pytest.CaptureFixture[str], recorded_run: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "compare.html"
+    arguments = ("report", str(recorded_run), str(recorded_run), "--no-estimates", "--json")
+    code, out, _ = run_cli(capsys, *arguments, "--output", str(target))
+    assert code == 0
+    first, second = json.loads(out)["runs"]
+    assert first == second
+    assert first["figures"]["num_steps"] == 44
+    assert first["estimates"] == []
+    assert "mixed-rex (2)" in target.read_text()
+    target.unlink()
+    assert run_cli(capsys, *arguments)[0] == 0
+    assert not target.exists()
+    assert not (recorded_run / "report.html").exists()
 
 
 def test_a_page_that_cannot_be_written_is_one_line(

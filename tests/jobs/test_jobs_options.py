@@ -9,7 +9,7 @@ import pytest
 
 from rex_ray.core.errors import ConfigError
 from workloads.arguments import Parser
-from workloads.base import _num_workers, _rex_config, add_common_arguments, checked
+from workloads.base import _num_workers, add_common_arguments, checked
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -30,7 +30,7 @@ def test_fewest_workers_above_the_most_are_refused() -> None:
 
 
 def test_the_wait_for_nodes_is_the_runs_own() -> None:
-    assert _rex_config(parsed("--placement-timeout", "900")).placement_timeout_s == 900.0
+    assert parsed("--placement-timeout", "900").rex_config.placement_timeout_s == 900.0
     with pytest.raises(ConfigError, match="placement-timeout"):
         parsed("--placement-timeout", "0")
 
