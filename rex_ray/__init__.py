@@ -20,8 +20,10 @@ from rex_ray.core.errors import (
 
 if TYPE_CHECKING:
     from rex_ray.config import RexConfig
+    from rex_ray.train.launching import launch
     from rex_ray.train.local_cluster import local_cluster
     from rex_ray.train.trainer import RexTrainer
+    from rex_ray.worker.current import session
     from rex_ray.worker.session import Session, get_session
 
 __version__ = "0.1.0"
@@ -38,7 +40,9 @@ __all__ = [
     "Session",
     "__version__",
     "get_session",
+    "launch",
     "local_cluster",
+    "session",
 ]
 
 _HOMES = {
@@ -46,7 +50,9 @@ _HOMES = {
     "RexTrainer": "rex_ray.train.trainer",
     "Session": "rex_ray.worker.session",
     "get_session": "rex_ray.worker.session",
+    "launch": "rex_ray.train.launching",
     "local_cluster": "rex_ray.train.local_cluster",
+    "session": "rex_ray.worker.current",
 }
 
 

@@ -445,8 +445,14 @@ def test_several_optimizers_are_refused_with_a_way_that_works() -> None:
 
 def test_preparing_something_else_than_a_module_is_refused() -> None:
     model = two_layers()
-    with opened() as session, pytest.raises(ConfigError, match=r"an nn\.Module first, got a SGD"):
-        session.prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with opened() as session:
+        with pytest.raises(ConfigError, match=r"an nn\.Module and its optimizer; got SGD"):
+            session.prepare(optimizer)
+        with pytest.raises(ConfigError, match=r"got a Rows; a data set is given to session\.loader"):
+            session.prepare(model, optimizer, Rows(36))
+        with pytest.raises(ConfigError, match=r"one model; .* got Sequential, SGD, Sequential"):
+            session.prepare(model, optimizer, two_layers())
 
 
 def test_batch_norm_that_the_controller_was_not_told_of_is_warned_of() -> None:

@@ -42,10 +42,11 @@ class EvalLoader:
         device: tells where batches are moved to.
         on_start: called when an iteration begins; returns whether ranks must all call the model equally often. A rank
             with fewer batches then yields one of no rows; of a stream nobody knows how many there are.
+        in_step: they must, whatever that returns.
         options: further DataLoader options.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is said once, by the session
         self,
         dataset: Any,
         *,
@@ -56,6 +57,7 @@ class EvalLoader:
         device: Callable[[], torch.device],
         on_start: Callable[[], bool],
         options: dict[str, Any],
+        in_step: bool = False,
     ) -> None:
         for name in _DECIDED_HERE:
             if name in options:
@@ -66,6 +68,7 @@ class EvalLoader:
         self.dataset = dataset
         self._device = device
         self._on_start = on_start
+        self._in_step = in_step
         self._most = 0
         self._collate = options.get("collate_fn")
         self._streamed = is_stream(dataset, "session.eval_loader")
@@ -73,6 +76,11 @@ class EvalLoader:
             raise ConfigError(
                 f"whole={whole} was given with a {type(dataset).__name__}, which is divided among the ranks anyhow; it "
                 "says whose the rows of a stream are"
+            )
+        if in_step and self._streamed:
+            raise ConfigError(
+                f"in_step=True was given with a {type(dataset).__name__}, a stream, of whose batches nobody knows how "
+                "many the other ranks have; sum over this rank's rows, and combine the sums with session.pool"
             )
         part: Any = dataset
         if not self._streamed:
@@ -99,7 +107,7 @@ class EvalLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        in_step, missing = self._on_start(), self._most
+        in_step, missing = self._on_start() or self._in_step, self._most
         for batch in self._batches:
             yield to_device(batch, self._device())
             missing -= 1
@@ -152,7 +160,9 @@ class _ColumnBatches:
 
 def pool_sum(group: SideGroup, values: Summable) -> torch.Tensor:
     """Return the sum of ``values`` over ranks, on the CPU: integers as int64, everything else as float64."""
-    tensor = torch.as_tensor(values).detach().cpu()
+    # A Python number is in double precision; torch would make it single.
+    tensor = torch.tensor(values, dtype=torch.float64) if isinstance(values, float) else torch.as_tensor(values)
+    tensor = tensor.detach().cpu()
     exact = torch.float64 if tensor.is_floating_point() else torch.int64
     return group.sum(tensor.to(exact), "session.pool")
 

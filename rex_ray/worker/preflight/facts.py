@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["WorkerFacts", "collect"]
+__all__ = ["WorkerFacts", "collect", "device_memory_bytes"]
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # Native bf16 begins with Ampere; below it torch emulates it, slower than float32. Volta was the first with fast fp16,
@@ -85,6 +85,11 @@ def collect(kind: str, device: torch.device) -> WorkerFacts:
         bf16=_cpu_has_bf16() if capability is None else capability >= _BF16_SINCE,
         fp16=capability is not None and capability >= _FP16_SINCE,
     )
+
+
+def device_memory_bytes(device: torch.device) -> int | None:
+    """Return the device's whole memory, None where a process has no memory of its own to fill."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def _host_memory() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rex_ray.core.errors import StorageError
+from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.group.errand import done_by
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.saving import archive
@@ -40,6 +41,11 @@ class Restored:
     state: dict[str, Any]
     where: str
     troubles: tuple[str, ...]
+
+    def in_words(self, position: Position, num_workers: int) -> str:
+        """Say where training goes on, by how many."""
+        at = f"epoch {position.epoch}, sample {position.cursor}, step {position.step}"
+        return f"resumed at {at} with {num_workers} workers, from {self.where}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,50 @@
+"""``launch``: a script's own main function under a ``RexTrainer``, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ray.train import Result, RunConfig, ScalingConfig
+
+from rex_ray.config import RexConfig
+from rex_ray.train.trainer import RexTrainer
+
+__all__ = ["launch"]
+
+
+def launch(
+    function: Callable[..., Any],
+    *args: Any,
+    num_workers: int,
+    global_batch_size: int,
+    use_gpu: bool = False,
+    run_config: RunConfig | None = None,
+    **options: Any,
+) -> Result:
+    """Call ``function(*args)`` on every worker, each inside its session, and wait until training ends.
+
+    It is ``RexTrainer(...).fit()`` with Ray's defaults; labels, elastic groups, Ray data sets and a ``RexConfig`` from
+    a file need the trainer itself. Function and arguments are pickled; workers run in folders of their own, so paths
+    among the arguments should be absolute.
+
+    Args:
+        function: what one process would have called; in it, ``rex_ray.session`` is the worker's session.
+        args: its arguments.
+        num_workers: workers to train on.
+        global_batch_size: rows per optimizer step over all workers: the batch size that the script had.
+        use_gpu: give each worker a GPU.
+        run_config: name, storage, what to do on failure.
+        options: further fields of ``RexConfig``.
+
+    Returns:
+        Ray Train's result; ``metrics`` are those reported last.
+
+    Raises:
+        ConfigError: an option that cannot work, or that ``RexConfig`` does not know.
+    """
+    config = RexConfig.from_mapping({"global_batch_size": global_batch_size, **options})
+    scaling = ScalingConfig(num_workers=num_workers, use_gpu=use_gpu)
+    loop = partial(function, *args)
+    return RexTrainer(loop, rex_config=config, scaling_config=scaling, run_config=run_config).fit()
