@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rex_ray.cli.counterfactual import counterfactuals
 from rex_ray.core.errors import ConfigError
 from rex_ray.report.computing.run_facts import run_facts
 from rex_ray.report.facts import RunFacts
 from rex_ray.report.page.document import run_document
 from rex_ray.report.page.html import render_comparison, render_html
-from rex_ray.report.reading.load import load_run
+from rex_ray.report.reading.load import load_journal, run_of
 from rex_ray.report.reading.schema import RunData
 
 __all__ = ["RunReport", "report_runs", "write_page"]
@@ -42,9 +43,12 @@ def report_runs(runs: Sequence[Path], *, with_estimates: bool) -> list[RunReport
     """
     reports = []
     for path in runs:
-        run = load_run(path)
-        reports.append(RunReport(run=run, facts=run_facts(run)))
-    del with_estimates
+        journal = load_journal(path)
+        run = run_of(path, journal)
+        facts = run_facts(run)
+        if with_estimates:
+            facts = replace(facts, estimates=counterfactuals(run, journal.header))
+        reports.append(RunReport(run=run, facts=facts))
     return reports
 
 

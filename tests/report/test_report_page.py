@@ -8,8 +8,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from pages import Page, make_facts, make_run
+from pages import Page
 
+from experiments._report_runs import make_facts, make_run
 from rex_ray.report.facts import RunFacts, Saving
 from rex_ray.report.page.bars import ledger_bars
 from rex_ray.report.page.document import run_document
@@ -185,3 +186,30 @@ def test_a_page_stays_light_however_long_or_wide_the_run(num_workers: int, num_s
     page = render_html(make_run(num_workers, num_steps, num_metrics=3000), FACTS)
     assert len(page.encode()) < 700_000
     assert not re.search(r'd="[^"]*(nan|inf)', page)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2 defines it."""
+    digits = colour.lstrip("#")
+    digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+    channels = [int(digits[k : k + 2], 16) / 255 for k in (0, 2, 4)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_and_lines_have_the_contrast_that_wcag_aa_asks_for(scheme: int) -> None:
+    css = Page(PAGES["whole"]).of("style")[0].text
+    colours: dict[str, str] = {}
+    for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)[: scheme + 1]:
+        colours |= dict(re.findall(r"--([\w]+): (#\w+)", block))
+    for ground in ("paper", "wash"):
+        for text in ("ink", "soft", "accent", "good", "bad"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    for line in ("k0", "k1", "k2", "k3", "k4", "k5", "whole", "mark", "axis"):
+        assert contrast(colours[line], colours["paper"]) >= 3.0, line

@@ -60,7 +60,7 @@ class Figure:
 def both_widths(draw: Callable[[Frame, str], str], *, right: tuple[int, int] = (14, 10), top: int = 28) -> list[str]:
     """Draw for a wide and for a narrow page, with room at the ``right`` of each for labels."""
     frames = [
-        Frame(width, height, left=46, right=margin, top=top)
+        Frame(width, height, left=50, right=margin, top=top)
         for (width, height), margin in zip((_WIDE, _NARROW), right, strict=True)
     ]
     return [draw(frames[0], "wide"), draw(frames[1], "narrow")]
@@ -70,7 +70,7 @@ def axes(  # one parameter per side of the frame reads better than a record
     frame: Frame, x: Scale, y: Scale, x_label: str, y_label: str, y_ticks: Sequence[tuple[float, str]] | None = None
 ) -> str:
     """Grid and axes; the vertical one's name stands above it, where it needs no turned head."""
-    return frame.axes(x, y, x_label, "", y_ticks) + text(2, 12, y_label, css="soft")
+    return frame.axes(x, y, x_label, "", y_ticks) + text(2, 15, y_label, css="soft")
 
 
 def step_range(groups: Sequence[GroupData]) -> tuple[float, float]:

@@ -37,7 +37,7 @@ def growth_figure(decisions: Sequence[DecisionRow], groups: Sequence[GroupData])
         body.append(end_labels(frame, ends))
         return frame.wrap("".join(body), title=_TITLE, description=description, variant=variant)
 
-    wide, narrow = both_widths(draw, right=(104, 60))
+    wide, narrow = both_widths(draw, right=(116, 60))
     keys = (
         Key(mark='<path class="line whole thick" d="M2 7H32"/>', meaning="global batch"),
         Key(mark='<path class="line metric" d="M2 7H32"/>', meaning="factor on the learning rate"),

@@ -62,8 +62,8 @@ def _metric_figure(name: str, lines: Mapping[str, FloatArray], order: Sequence[s
         return frame.wrap("".join(body), title=name, description=description, variant=variant)
 
     right = (12, 12) if is_alone else (120, 96)
-    wide = draw(Frame(460 if is_alone else 960, 250 if is_alone else 320, left=46, right=right[0], top=28), "wide")
-    narrow = draw(Frame(340, 240, left=46, right=right[1], top=28), "narrow")
+    wide = draw(Frame(460 if is_alone else 960, 250 if is_alone else 320, left=50, right=right[0], top=28), "wide")
+    narrow = draw(Frame(340, 240, left=50, right=right[1], top=28), "narrow")
     caption = "; ".join(
         ("" if is_alone else f"{run}: ")
         + f"last {s[-1, 1]:.4g}, lowest {s[:, 1].min():.4g}, highest {s[:, 1].max():.4g}"

@@ -60,7 +60,7 @@ def split_figure(groups: Sequence[GroupData], hues: dict[str, int]) -> Figure:
         body.append(_names(bands[-1], frame, y, variant))
         return frame.wrap("".join(body), title="Split of the global batch", description=description, variant=variant)
 
-    wide, narrow = both_widths(draw, right=(136, 98))
+    wide, narrow = both_widths(draw, right=(150, 104))
     who = "kind of device" if many else "worker"
     caption = (
         f"Each band is one {who}'s rows; together they are the global batch. At the right: what each had at the end."

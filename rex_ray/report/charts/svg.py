@@ -21,6 +21,9 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3")
 """Stroke patterns; a line is told apart by its pattern as well as by its colour."""
 
 
+_DIGIT_PX = 8.0  # of a figure in type of 12 or 13 pixels, rather too much than too little
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """A linear map of data ``[low, high]`` to pixels ``[start, end]``."""
@@ -69,7 +72,11 @@ class Frame:
             parts.append(f'<path class="grid" d="M{self.left} {at:.1f}H{self.width - self.right}"/>')
             parts.append(text(self.left - 7, at + 4, name, anchor="end"))
         for value in nice_ticks(x.low, x.high, max(3, self.width // 110)):
-            parts.append(text(float(x(value)), self.height - self.bottom + 17, format_tick(value), anchor="middle"))
+            name, at = format_tick(value), float(x(value))
+            reach = _DIGIT_PX * len(name) / 2
+            # The last one may stand at the very edge, where half of it would be cut off.
+            at, anchor = (self.width - 1.0, "end") if at + reach > self.width else (at, "middle")
+            parts.append(text(at, self.height - self.bottom + 17, name, anchor=anchor))
         parts.append(f'<path class="axis" d="M{self.left} {self.height - self.bottom}H{self.width - self.right}"/>')
         parts.append(text((self.left + self.width - self.right) / 2, self.height - 4, x_label, anchor="middle"))
         if y_label:

@@ -12,7 +12,7 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.report.reading.build import build_run
 from rex_ray.report.reading.schema import RunData
 
-__all__ = ["find_journal", "load_journal", "load_run", "run_name"]
+__all__ = ["find_journal", "load_journal", "load_run", "run_name", "run_of"]
 
 _INSIDE = (Path(), Path("journal"), Path("rex_ray") / "journal")
 
@@ -60,7 +60,11 @@ def load_journal(run: Path) -> Journal:
 
 def load_run(run: Path) -> RunData:
     """Read a run for its report; see ``load_journal``."""
-    journal = load_journal(run)
+    return run_of(run, load_journal(run))
+
+
+def run_of(run: Path, journal: Journal) -> RunData:
+    """Return the run that a journal tells of, named after the folder that it was read from."""
     data = build_run(run_name(find_journal(run)), journal.header.policy, _settings(journal), journal.entries)
     return replace(data, notices=data.notices + tuple(f"not read: {what}" for what in journal.ignored))
 
