@@ -189,7 +189,8 @@ class RunFold:
                 return self._applied(note)
             case Measured():
                 plan = self._plans.get(note.version)
-                text = words.about_measured(note, None if plan is None else plan.decided_step)
+                decided_step, kind = (None, None) if plan is None else (plan.decided_step, plan.kind)
+                text = words.about_measured(note, decided_step, kind)
                 return self._happened("measured", text, gain=note.gain)
             case Withdrawn():
                 self._remember(note.by_version, note.step, "withdraw", self._lr_factor)

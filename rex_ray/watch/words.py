@@ -103,8 +103,14 @@ def about_applied(note: Applied, workers: Sequence[WorkerSpec]) -> str:
     return f"runs {shares(sizes, workers)} of {sum(sizes)} rows from step {note.step} on, {steps} after the decision"
 
 
-def about_measured(note: Measured, decided_step: int | None) -> str:
-    """What a change brought."""
+def about_measured(note: Measured, decided_step: int | None, kind: str | None) -> str:
+    """What a change brought.
+
+    Args:
+        note: what was measured.
+        decided_step: when it was decided, or None where that is forgotten.
+        kind: what was decided, in the journal's words.
+    """
     which = f"allocation {note.version}" if decided_step is None else f"the change decided at step {decided_step}"
     if abs(note.gain) < _FLAT:
         brought = "changed nothing in the time of a row"
@@ -114,6 +120,8 @@ def about_measured(note: Measured, decided_step: int | None) -> str:
         brought = f"costs {-note.gain:.1%} more time for a row"
     times = f"slowest worker {note.before_us / 1e3:.1f} ms before, {note.after_us / 1e3:.1f} ms after"
     hoped = "" if note.predicted_gain is None else f"; expected were {note.predicted_gain:.1%}"
+    if hoped and kind == "change_global_batch":
+        hoped += " of the time to the same progress, for which a row of a larger batch is worth less"
     return f"{which} {brought} ({times}){hoped}"
 
 
