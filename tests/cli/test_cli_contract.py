@@ -180,7 +180,7 @@ names = odd | st.text(max_size=8)
 numbers = st.sampled_from(["0", "-1", "1", "64", "10**9", "1e3", "999999999999", ""]) | st.integers().map(str)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(cluster=names, workload=names, batch=numbers, network=names, price=names)
 def test_plan_takes_or_refuses_anything_in_words(
     cluster: str, workload: str, batch: str, network: str, price: str
@@ -195,7 +195,7 @@ def test_plan_takes_or_refuses_anything_in_words(
         judged(called("plan", *words))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(policy=names, disturbance=names, noise=names, option=names, batch=numbers)
 def test_simulate_refuses_anything_odd_in_words(
     policy: str, disturbance: str, noise: str, option: str, batch: str
