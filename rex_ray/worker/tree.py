@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,16 +35,21 @@ def is_plain(tree: Any) -> bool:
     return type(tree) in _PLAIN_LEAVES
 
 
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of ``tree``, depth first."""
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of ``tree``, depth first."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
     found: list[torch.Tensor] = []
-    map_tensors(lambda tensor: found.append(tensor) or tensor, tree)  # type: ignore[func-returns-value]
-    yield from found
+    _collect(tree, found)
+    return found
 
 
 def leading_rows(tree: Any) -> int | None:
     """Return the first dimension of the first tensor that has one: the number of rows, batch first."""
-    return next((tensor.shape[0] for tensor in tensors_in(tree) if tensor.dim() > 0), None)
+    for tensor in tensors_in(tree):
+        if tensor.dim() > 0:
+            return tensor.shape[0]
+    return None
 
 
 def slice_rows(tree: Any, start: int, stop: int, *, num_rows: int, strict: bool = False) -> Any:
@@ -103,8 +108,34 @@ def _is_column(item: Any, num_rows: int) -> bool:
     return isinstance(item, (list, tuple)) and (len(item) == num_rows or _holds_columns(item, num_rows))
 
 
+def _collect(tree: Any, found: list[torch.Tensor]) -> None:
+    """Add the tensors below ``tree``; several such walks a step would show if each built the tree anew."""
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        children = tree
+    elif kind is dict:
+        children = tree.values()
+    else:
+        # What is seldom met goes the one way that knows it.
+        _rebuild(tree, lambda child: _note(child, found))
+        return
+    for child in children:
+        _note(child, found)
+
+
+def _note(child: Any, found: list[torch.Tensor]) -> Any:
+    if isinstance(child, torch.Tensor):
+        found.append(child)
+    elif type(child) not in _PLAIN_LEAVES:
+        _collect(child, found)
+    return child
+
+
 def _rebuild(tree: Any, fn: Callable[[Any], Any]) -> Any:
     """Return ``tree`` of the same type with ``fn`` applied to each child; leaves come back as they are."""
+    # First what batches and arguments mostly are: to ask for a Mapping is ten times as dear.
+    if type(tree) in (list, tuple):
+        return type(tree)([fn(item) for item in tree])
     if isinstance(tree, Mapping):
         mapped = {key: fn(value) for key, value in tree.items()}
         if type(tree) is dict:
@@ -117,8 +148,6 @@ def _rebuild(tree: Any, fn: Callable[[Any], Any]) -> Any:
         return type(tree)(*(fn(item) for item in tree))
     if isinstance(tree, tuple) and hasattr(type(tree), "n_sequence_fields"):  # what torch.max(x, dim) returns
         return type(tree)([fn(item) for item in tree])
-    if type(tree) in (list, tuple):
-        return type(tree)(fn(item) for item in tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         changed = {field.name: fn(getattr(tree, field.name)) for field in dataclasses.fields(tree) if field.init}
         return dataclasses.replace(tree, **changed)

@@ -82,6 +82,8 @@ def kept_rows(batch: Any, num_rows: int) -> int:
     if batch is None:
         return 0
     shapes = [tensor.shape for tensor in tensors_in(batch) if tensor.dim() > 0]
+    if all(shape[0] == num_rows for shape in shapes):
+        return num_rows
     leading = {shape[0] for shape in shapes}
     if len(leading) != 1 or all(len(shape) > 1 and shape[1] == num_rows for shape in shapes):
         return num_rows

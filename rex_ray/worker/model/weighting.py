@@ -80,7 +80,8 @@ class OutputWeights:
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        rows = leading_rows((args, kwargs))
+        tensors = tensors_in((args, kwargs))
+        rows = leading_rows(tensors)
         self._call_rows = rows
         self._in_backward = False
         self._empty_call = rows == 0
@@ -88,7 +89,7 @@ class OutputWeights:
             self._refuse_empty_shares()
         if model.training and rows is not None and rows <= 1:
             self._put_to_sleep(model, rows)
-        if not self._empty_call and not any(tensor.requires_grad for tensor in tensors_in((args, kwargs))):
+        if not self._empty_call and not any(tensor.requires_grad for tensor in tensors):
             return None
         prepare = _fill if self._empty_call else self._unweighted_input
         changed: tuple[tuple[Any, ...], dict[str, Any]] = map_tensors(prepare, (args, kwargs))
