@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -47,6 +47,7 @@ class Plan:
         cursor: position of the step's first row in that order.
         allocation: shares in force at the step.
         num_rows: real rows per rank; they differ from the shares in an epoch's last batch.
+        total_rows: rows of the step over all ranks; asked for many times a step, and summed once.
     """
 
     step: int
@@ -54,11 +55,10 @@ class Plan:
     cursor: int
     allocation: Allocation
     num_rows: tuple[int, ...]
+    total_rows: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def total_rows(self) -> int:
-        """Rows of the step over all ranks."""
-        return sum(self.num_rows)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total_rows", sum(self.num_rows))
 
     @property
     def partial(self) -> bool:
@@ -75,7 +75,7 @@ class Plan:
 
         Fractions are carried: the epoch's rows up to here make so many reference steps, begun ones counted whole.
         """
-        return -(-self.after.cursor // reference_batch) + (-self.cursor // reference_batch)
+        return -(-(self.cursor + self.total_rows) // reference_batch) + (-self.cursor // reference_batch)
 
     def rows_of(self, rank: int) -> slice:
         """Return the rank's rows as a slice of the epoch's order."""

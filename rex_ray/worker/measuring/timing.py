@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-__all__ = ["CudaMark", "HostMark", "Mark", "StepTimer", "now_s", "take_mark"]
+__all__ = ["CudaMark", "HostMark", "Mark", "StepTimer", "mark_of", "now_s"]
 
 
 def now_s() -> float:
@@ -60,9 +60,9 @@ class CudaMark:
 AnyMark: TypeAlias = HostMark | CudaMark
 
 
-def take_mark(device: torch.device) -> AnyMark:
-    """Mark this moment of the work on ``device``."""
-    return CudaMark() if device.type == "cuda" else HostMark()
+def mark_of(device: torch.device) -> type[AnyMark]:
+    """Return what marks a moment of the work on ``device``, once it is called."""
+    return CudaMark if device.type == "cuda" else HostMark
 
 
 def _between_s(start: AnyMark, stop: AnyMark) -> float:
@@ -80,21 +80,22 @@ class StepTimer:
     reducing alternate, and each part is summed, so that no wait leaks into the own time.
     """
 
-    __slots__ = ("_compute", "_device", "_open", "_pause_s", "_paused_s", "_stalls", "_start", "_stop", "_sync")
+    __slots__ = ("_compute", "_mark", "_open", "_pause_s", "_paused_s", "_stalls", "_start", "_stop", "_sync")
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        # Asked once: to look at a device's kind costs more than a look at the clock.
+        self._mark = mark_of(device)
         self._compute: list[tuple[AnyMark, AnyMark]] = []
         self._sync: list[tuple[AnyMark, AnyMark]] = []
         self._open: list[tuple[AnyMark, AnyMark]] = []
         self._stalls: list[tuple[AnyMark, AnyMark]] = []
         self._pause_s = self._paused_s = 0.0
-        self._start = take_mark(device)
+        self._start = self._mark()
         self._stop: AnyMark | None = None
 
     def last_gradient(self) -> None:
         """The last local gradient of a backward pass is there; its reduction starts."""
-        self._stop = take_mark(self._device)
+        self._stop = self._mark()
         self._compute.append((self._start, self._stop))
         self._paused_s += self._pause_s
         self._pause_s = 0.0
@@ -104,7 +105,7 @@ class StepTimer:
     def reduced(self) -> None:
         """The reduction ended."""
         if self._stop is not None:
-            self._start = take_mark(self._device)
+            self._start = self._mark()
             self._sync.append((self._stop, self._start))
             self._stop = None
 
@@ -123,12 +124,12 @@ class StepTimer:
 
         What it is on the host's clock is no matter on a device: that waits when its own stream comes there.
         """
-        began = take_mark(self._device)
+        began = self._mark()
         try:
             yield
         finally:
             if self._stop is None:
-                self._open.append((began, take_mark(self._device)))
+                self._open.append((began, self._mark()))
 
     @property
     def reducing(self) -> bool:
