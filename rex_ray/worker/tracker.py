@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 
@@ -261,10 +262,16 @@ class StepTracker:
             return Activity(doing=f"between batches, before step {self.position.step}")
         where = f"at step {step.plan.step}"
         if step.timer.reducing:
-            return Activity(doing=f"{where}, reducing its gradient", waits_for=f"the gradient of step {step.plan.step}")
+            return Activity(doing=f"{where}, reducing its gradient", waits_for=self.reduction_name)
         if step.num_reductions:
             return Activity(doing=f"{where}, after its backward pass")
         return Activity(doing=f"{where}, in its {'backward' if step.backward_seen else 'forward'} pass")
+
+    @property
+    def reduction_name(self) -> str:
+        """What a reduction is called in the words of those that wait for it."""
+        step = self.in_hand
+        return "a gradient" if step is None else f"the gradient of step {step.plan.step}"
 
     # --- inside
 
@@ -277,11 +284,12 @@ class StepTracker:
     def _consume(self, step: StepInHand) -> None:
         if not step.consumed:
             step.consumed = True
+            total_rows = step.plan.total_rows
             self.position = step.plan.after
             self._reference_steps += self._reference_steps_of(step.plan)
-            self._rows_consumed += step.plan.total_rows
+            self._rows_consumed += total_rows
             self.own_rows_since_sync += step.num_rows
-            self.total_rows_since_sync += step.plan.total_rows
+            self.total_rows_since_sync += total_rows
 
     def _reference_steps_of(self, plan: Plan) -> int:
         return 1 if self.reference_batch is None else plan.reference_steps(self.reference_batch)
@@ -308,7 +316,8 @@ class StepTracker:
         norms = step.norms
         skipped = StepFlag.SKIPPED in step.flags
         measured = once and norms.sound and norms.local_sq is not None and not skipped
-        record = StepRecord(
+        known = partial(
+            StepRecord,
             generation=self._generation,
             epoch=step.plan.epoch,
             rank=self._rank,
@@ -316,17 +325,15 @@ class StepTracker:
             allocation_version=step.plan.allocation.version,
             num_rows=step.num_rows,
             data_s=step.info.data_s,
-            compute_s=0.0,
-            sync_s=0.0,
             step_s=step_s,
             num_groups=norms.num_groups if measured else int(step.share_weight > 0),
             num_norm_steps=norms.num_steps if measured else 1,
             peak_memory_bytes=self._peak_memory(),
-            flags=step.flags,
         )
         return PendingRecord(
-            record=record,
+            known=known,
             timer=step.timer,
+            flags=step.flags,
             local_sq=DeferredScalar(norms.local_sq) if measured and norms.local_sq is not None else None,
             local_factor=norms.factor,
             global_sq=DeferredScalar(norms.global_sq) if measured and norms.global_sq is not None else None,

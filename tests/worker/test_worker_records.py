@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -295,7 +296,8 @@ class Late(DeferredScalar):
 
 
 def pending(step: int, local_sq: DeferredScalar | None = None) -> PendingRecord:
-    record = StepRecord(
+    known = partial(
+        StepRecord,
         generation="g",
         epoch=0,
         rank=0,
@@ -303,11 +305,9 @@ def pending(step: int, local_sq: DeferredScalar | None = None) -> PendingRecord:
         allocation_version=0,
         num_rows=4,
         data_s=0.0,
-        compute_s=0.0,
-        sync_s=0.0,
         step_s=1.0,
     )
-    return PendingRecord(record=record, timer=StepTimer(torch.device("cpu")), local_sq=local_sq, local_factor=2.0)
+    return PendingRecord(known=known, timer=StepTimer(torch.device("cpu")), local_sq=local_sq, local_factor=2.0)
 
 
 def test_records_leave_in_step_order_once_each_is_complete() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -97,8 +97,9 @@ class PendingRecord:
     """A step's record, complete but for what the device still computes.
 
     Attributes:
-        record: the parts that are known.
+        known: makes the record of what is read at last; a record of its own, made anew then, would cost twice.
         timer: the step's marks.
+        flags: why the step is no evidence, as far as that is known.
         local_sq: squared norm of the local gradient as it entered the reduction, weighted and loss-scaled.
         local_factor: turns it into ``rows * |g_i|^2``, but for the loss scale.
         global_sq: squared norm of the reduced gradient, loss-scaled.
@@ -107,8 +108,9 @@ class PendingRecord:
         loss: mean loss over the rank's rows.
     """
 
-    record: StepRecord
+    known: Callable[..., StepRecord]
     timer: StepTimer
+    flags: StepFlag = StepFlag.NONE
     local_sq: DeferredScalar | None = None
     local_factor: float = 1.0
     global_sq: DeferredScalar | None = None
@@ -129,14 +131,13 @@ class PendingRecord:
         next_scale = self._read(self.next_scale)
         skipped = next_scale is not None and next_scale < scale
         local_sq, global_sq = self._read(self.local_sq), self._read(self.global_sq)
-        return replace(
-            self.record,
+        return self.known(
             compute_s=self.timer.compute_s(),
             sync_s=self.timer.sync_s(),
             weighted_sq_norm=None if skipped else _finite(local_sq, self.local_factor / scale**2),
             global_sq_norm=None if skipped else _finite(global_sq, 1.0 / scale**2),
             loss=_finite(self._read(self.loss), 1.0),
-            flags=self.record.flags | (StepFlag.SKIPPED if skipped else StepFlag.NONE),
+            flags=self.flags | StepFlag.SKIPPED if skipped else self.flags,
         )
 
     @staticmethod
