@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch.distributed as dist
 
 from rex_ray.core.errors import LinkError
 from rex_ray.worker.group.board import Board, open_board
 from rex_ray.worker.group.last_words import Account, Activity, Heard, Word, give_account, seconds_text
+from rex_ray.worker.group.waits import Told, Waiting, is_backend_error
 from rex_ray.worker.measuring.timing import now_s
 
-__all__ = ["Presence", "is_backend_error"]
+__all__ = ["Presence"]
 
 _log = logging.getLogger("rex_ray")
 
@@ -49,17 +49,18 @@ class Presence:
 
     Attributes:
         activity: what the training thread does; asked by the thread that speaks.
+        waits_for: what that thread waits for other ranks with, where it said so.
         on_long_wait: told in one sentence when a wait passes half its limit, on the first rank that waits.
     """
 
     def __init__(self, rank: int, size: int, limit_s: float, board: Board | None = None) -> None:
         self.rank, self.size = rank, size
         self.activity: Callable[[], Activity] = lambda: Activity(doing="opening its session")
+        self.waits_for: str | None = None
         self.on_long_wait: Callable[[str], None] = lambda told: _log.warning("%s", told)
         self._limit_s = limit_s
         self._beat_s = min(_BEAT_S, limit_s / _BEATS_PER_LIMIT)
         self._listen_s = max(self._beat_s, size * size / _MOST_READS_PER_S)
-        self._waits_for: str | None = None
         self._gave_up: str | None = None
         self._left: str | None = None
         self._beat = 0
@@ -107,17 +108,11 @@ class Presence:
         if not met:
             raise self.lost("all ranks to open their sessions", now_s() - began_s, limit_s=limit_s)
 
-    @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
+    def waiting(self, what: str) -> Waiting:
         """The training thread waits for others with ``what``."""
-        before, self._waits_for = self._waits_for, what
-        try:
-            yield
-        finally:
-            self._waits_for = before
+        return Waiting(self, what)
 
-    @contextmanager
-    def told(self, what: str, limit_s: float | None = None, *, any_error: bool = True) -> Iterator[None]:
+    def told(self, what: str, limit_s: float | None = None, *, any_error: bool = True) -> Told:
         """The training thread waits for others with ``what``; a backend's error becomes one that says for whom.
 
         Args:
@@ -128,14 +123,7 @@ class Presence:
         Raises:
             LinkError: the backend gave up.
         """
-        began_s = now_s()
-        with self.waiting(what):
-            try:
-                yield
-            except RuntimeError as error:
-                if not (any_error or is_backend_error(error)):
-                    raise
-                raise self.lost(what, now_s() - began_s, limit_s=limit_s, error=error) from error
+        return Told(self, what, limit_s, any_error=any_error)
 
     def explained(self, error: BaseException) -> BaseException:
         """Return what ended the loop: a backend's error from a collective of the user's as one that says for whom."""
@@ -192,7 +180,7 @@ class Presence:
         """
         if self._left is not None:
             return
-        self._waits_for = self._gave_up if isinstance(error, LinkError) else None
+        self.waits_for = self._gave_up if isinstance(error, LinkError) else None
         lines = str(error).strip().splitlines() or [""]
         self._left = "has ended its loop" if error is None else f"left after {type(error).__name__}: {lines[0]}"
         self._stopping = True
@@ -239,7 +227,7 @@ class Presence:
         self._board.write(self.rank, word.encode())
 
     def _own_activity(self) -> Activity:
-        activity, waits_for = self.activity(), self._waits_for
+        activity, waits_for = self.activity(), self.waits_for
         return activity if waits_for is None else Activity(doing=activity.doing, waits_for=waits_for)
 
     def _due(self) -> bool:
@@ -343,11 +331,3 @@ class Presence:
             if account.first_witness:
                 told = f"rank {self.rank} has waited {seconds_text(waited_s)} for {activity.waits_for}: {account.text}"
                 self.on_long_wait(told)
-
-
-def is_backend_error(error: BaseException) -> bool:
-    """Whether a collective's backend raised this, because a peer is gone or a limit passed."""
-    if not isinstance(error, RuntimeError):
-        return False
-    text = str(error)
-    return isinstance(error, dist.DistError) or any(mark in text for mark in ("gloo", "NCCL", "Operation timed out"))

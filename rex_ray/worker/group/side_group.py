@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rex_ray.worker.group.presence import Presence
+from rex_ray.worker.group.waits import Told
 
 __all__ = ["PendingValues", "SideGroup", "distributed"]
 
@@ -67,6 +67,7 @@ class SideGroup:
 
     def __init__(self, timeout_s: float, presence: Presence | None = None) -> None:
         self._timeout_s = timeout_s
+        self._timeout = timedelta(seconds=timeout_s)
         self._group: Any = None
         self.rank, self.size = 0, 1
         if distributed():
@@ -74,7 +75,7 @@ class SideGroup:
         self.presence = Presence(self.rank, 1, timeout_s) if presence is None else presence
         if distributed():
             with self._told("all ranks to form a group beside the gradient's"):
-                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+                self._group = dist.new_group(backend="gloo", timeout=self._timeout)
 
     @property
     def timeout_s(self) -> float:
@@ -136,9 +137,9 @@ class SideGroup:
         Raises:
             LinkError: it broke, or did not end within the limit.
         """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        with self._told(what, limit_s):
-            work.wait(timedelta(seconds=limit_s))
+        limit = self._timeout if timeout_s is None else timedelta(seconds=timeout_s)
+        with self._told(what, timeout_s):
+            work.wait(limit)
 
     def close(self) -> None:
         """Leave the group; call it only when no operation is under way."""
@@ -146,5 +147,5 @@ class SideGroup:
             dist.destroy_process_group(self._group)
             self._group = None
 
-    def _told(self, what: str, limit_s: float | None = None) -> AbstractContextManager[None]:
+    def _told(self, what: str, limit_s: float | None = None) -> Told:
         return self.presence.told(what, self._timeout_s if limit_s is None else limit_s)

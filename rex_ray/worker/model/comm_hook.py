@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.worker.group.presence import Presence
-from rex_ray.worker.model.gradient_looks import scale_and_look, scales_and_looks
+from rex_ray.worker.model.gradient_looks import ScaleAndLook, scales_and_looks
 from rex_ray.worker.model.thawed import FlatBucket, ThawedGradients
 from rex_ray.worker.model.weighting import at_end_of_backward
 from rex_ray.worker.step import StepInHand
@@ -52,6 +52,8 @@ class Reduction:
         self._is_open = False
         self._under_way: list[dist.Work] = []
         self._unscaled: list[torch.Tensor] = []
+        self._num_ranks = process_group.size()
+        self._mean_and_look = ScaleAndLook(1.0 / self._num_ranks)
         self._finite: list[tuple[torch.Tensor, int]] = []
         self._warned = False
         self.beyond_retry = False
@@ -154,7 +156,7 @@ class Reduction:
         if scales_and_looks(buffer):
             self._unscaled.append(buffer)
         else:
-            buffer.div_(self.process_group.size())
+            buffer.div_(self._num_ranks)
         self._under_way.append(self.process_group.allreduce([buffer]))
         answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         answer.set_result(buffer)
@@ -167,11 +169,11 @@ class Reduction:
             LinkError: it does not come; says for whom this rank waited.
         """
         if self._under_way:
-            with self._presence.told(self._tracker.activity().waits_for or "a gradient"):
+            with self._presence.told(self._tracker.reduction_name):
                 while self._under_way:
                     self._under_way.pop().wait()
         summed, self._unscaled = self._unscaled, []
-        sound = bool(summed) and scale_and_look(summed, 1.0 / self.process_group.size())
+        sound = bool(summed) and self._mean_and_look(summed)
         self._finite = [(buffer, buffer._version) for buffer in summed] if sound else []
         if self._thawed.present:
             self._average_thawed()
@@ -183,7 +185,7 @@ class Reduction:
         for bucket in self._thawed.buckets():
             if step is not None:
                 self._look_into(step, bucket)
-            with self._presence.told(self._tracker.activity().waits_for or "a thawed gradient"):
+            with self._presence.told(self._tracker.reduction_name):
                 bucket.average(self.process_group)
 
 

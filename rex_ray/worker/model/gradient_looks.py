@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["is_finite", "largest_entry", "local_part", "reads_late", "scale_and_look", "scales_and_looks"]
+__all__ = ["ScaleAndLook", "is_finite", "largest_entry", "local_part", "reads_late", "scales_and_looks"]
 
 _SCALE_AND_LOOK: Callable[..., None] | None = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
 """What a gradient scaler unscales with; there is no public name for it."""
@@ -18,12 +18,27 @@ def scales_and_looks(gradient: torch.Tensor) -> bool:
     return _SCALE_AND_LOOK is not None and gradient.dtype == torch.float32 and not gradient.is_sparse
 
 
-def scale_and_look(gradients: Sequence[torch.Tensor], factor: float) -> bool:
-    """Multiply gradients in place; return whether every entry is finite, which costs no pass of its own."""
-    assert _SCALE_AND_LOOK is not None
-    found = torch.zeros(1)
-    _SCALE_AND_LOOK(list(gradients), found, torch.tensor([factor], dtype=torch.float32))
-    return not found.item()
+class ScaleAndLook:
+    """Multiplies gradients in place, and looks whether every entry is finite, which costs no pass of its own.
+
+    Its two numbers are made once: making tensors of them would cost more than the look itself.
+
+    Args:
+        factor: what gradients are multiplied by.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = torch.tensor([factor], dtype=torch.float32)
+        self._found = torch.zeros(1)
+
+    def __call__(self, gradients: list[torch.Tensor]) -> bool:
+        """Multiply; return whether every entry is finite."""
+        assert _SCALE_AND_LOOK is not None
+        _SCALE_AND_LOOK(gradients, self._found, self._factor)
+        if self._found.item():
+            self._found.zero_()
+            return False
+        return True
 
 
 def reads_late(value: torch.Tensor) -> bool:

@@ -97,7 +97,7 @@ class ThawedGradients:
     @property
     def present(self) -> bool:
         """Whether a parameter trains that DDP does not know."""
-        return any(parameter.requires_grad for parameter in self._unknown.values())
+        return bool(self._unknown) and any(parameter.requires_grad for parameter in self._unknown.values())
 
     def buckets(self) -> list[FlatBucket]:
         """Copy the local gradients of all of them, one bucket per kind of number and device."""
