@@ -14,9 +14,12 @@ from rex_ray.standalone.frames import FIRST_FRAME_BYTES, FrameError, frame, pars
 from rex_ray.standalone.handshake import greeting, is_proof, nonce_of
 from rex_ray.standalone.messages import Refusal, Request, answer_in, framed
 
-__all__ = ["Address", "Connection", "keep_alive"]
+__all__ = ["NO_RANK", "Address", "Connection", "keep_alive"]
 
 Address = tuple[str, int]
+
+NO_RANK: Final = -1
+"""Of a connection that belongs to no rank's link, but to whoever looks on."""
 
 _CONNECT_LIMIT_S: Final = 3.0
 _SEND_LIMIT_S: Final = 5.0

@@ -85,20 +85,25 @@ class ControlProcess:
         )
 
     def finish(self, reason: str, limit_s: float) -> dict[str, Any] | None:
-        """Have the server end the journal, and end; return how the controller was, None where nobody says."""
+        """Have the server end the journal; return how the controller was, None where nobody says so in time.
+
+        The server goes on answering whoever looks on, until ``close``.
+        """
         self._stopping.set()
         with self._lock:
             self._tell(as_line({"finish": reason}))
         deadline = time.monotonic() + limit_s
-        ended: dict[str, Any] | None = None
         while (left_s := deadline - time.monotonic()) > 0 and (word := self._next_word(left_s)) is not None:
-            ended = word.get("ended", ended)
-        self._end(max(deadline - time.monotonic(), 0.0))
-        return ended
+            if "ended" in word:
+                ended: dict[str, Any] = word["ended"]
+                return ended
+        return None
 
-    def abandon(self, limit_s: float) -> None:
-        """Have the server leave the journal open, for another launch of the ranks, and end."""
-        self._stopping.set()
+    def close(self, limit_s: float) -> None:
+        """Have the server end, within the limit, and leave nothing behind.
+
+        Without ``finish`` before, the journal is left open, for the ranks that torchrun starts again.
+        """
         self._end(limit_s)
 
     # --- on the thread

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from rex_ray.config import RexConfig
 from rex_ray.core.errors import LinkError
 from rex_ray.hosting.carried_link import CarriedLink
 from rex_ray.hosting.control_service import log_to_stderr
+from rex_ray.hosting.looking import chosen_watchers, looked_on, plain_settings
 from rex_ray.hosting.memory_file import earlier_memory
 from rex_ray.hosting.profile_files import profiles_to_begin_with
 from rex_ray.hosting.transport import first_line
@@ -28,7 +29,8 @@ from rex_ray.standalone.handshake import new_token
 from rex_ray.standalone.launch import Launch, listening_host
 from rex_ray.standalone.orders import Orders
 from rex_ray.standalone.run_files import digest_of, journal_of_launch, launch_ended
-from rex_ray.standalone.tcp_transport import TcpTransport
+from rex_ray.standalone.tcp_transport import TcpTransport, asker
+from rex_ray.watch.seams import RunInfo, Watcher
 from rex_ray.worker.group.side_group import distributed
 from rex_ray.worker.saving.snapshots import SnapshotPlace
 from rex_ray.worker.session import Session, open_session
@@ -38,7 +40,7 @@ __all__ = ["training"]
 logger = logging.getLogger("rex_ray")
 
 _FINISH_LIMIT_S: Final = 15.0
-_ABANDON_LIMIT_S: Final = 5.0
+_CLOSE_LIMIT_S: Final = 5.0
 
 
 @contextlib.contextmanager
@@ -50,6 +52,8 @@ def training(
     num_to_keep: int | None = 2,
     backend: str | None = None,
     control_address: str | None = None,
+    loggers: Sequence[Watcher] = (),
+    verbose: bool = True,
 ) -> Iterator[Session]:
     """Open this rank's session under torchrun; inside, ``rex_ray.get_session()`` returns it, too.
 
@@ -65,6 +69,9 @@ def training(
         backend: ``torch.distributed`` backend; default NCCL where there are GPUs and gloo elsewhere.
         control_address: address of rank 0's machine at which the control server listens; default:
             ``REX_RAY_CONTROL_ADDRESS``, else loopback on one machine and ``MASTER_ADDR`` on several.
+        loggers: who is shown the run while it goes on, in rank 0's process, e.g.
+            ``rex_ray.loggers.TensorBoardLogger()``; other ranks ignore them.
+        verbose: also show a progress line and a log line for every decision; see ``RexTrainer``.
 
     Raises:
         ConfigError: not started by torchrun, a configuration that cannot work or differs between ranks, a folder or an
@@ -72,6 +79,7 @@ def training(
         LinkError: ranks, or the control server, did not answer within their limits.
     """
     _log_somewhere()
+    watchers = chosen_watchers(loggers, verbose=verbose)
     launch = Launch.from_environment()
     config.check_group(launch.world_size)
     torch_device = _torch_device(launch)
@@ -80,7 +88,7 @@ def training(
     options = config.worker_options()
     reporter = FolderReporter(run_folder, num_to_keep, options.storage_retry_s)
     with _process_group(torch_device, backend, config.collective_timeout_s), contextlib.ExitStack() as stack:
-        control = _Control(config, run_folder / "rex_ray", launch, control_address)
+        control = _Control(config, run_folder / "rex_ray", launch, control_address, watchers)
         stack.enter_context(control)
         with side_group(config.collective_timeout_s) as group:
             meeting = agreed(group, {**config.to_mapping(), "output": str(run_folder)}, control.open)
@@ -110,12 +118,16 @@ def training(
 class _Control:
     """Rank 0's control server, for as long as the block lasts; on other ranks nothing."""
 
-    def __init__(self, config: RexConfig, run_dir: Path, launch: Launch, address: str | None) -> None:
+    def __init__(
+        self, config: RexConfig, run_dir: Path, launch: Launch, address: str | None, watchers: Sequence[Watcher]
+    ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._launch = launch
         self._address = address
+        self._watchers = watchers
         self._process: ControlProcess | None = None
+        self._held = contextlib.ExitStack()
 
     def open(self) -> Meeting:
         """Start the server.
@@ -140,23 +152,34 @@ class _Control:
             memory=memory,
         )
         self._process = ControlProcess(orders)
+        self._held.callback(self._process.close, _CLOSE_LIMIT_S)
         port = self._process.start()
+        run = RunInfo(
+            name=self._run_dir.parent.name,
+            run_id=identity,
+            policy=config.policy,
+            settings=plain_settings(config, launch.world_size),
+            run_dir=str(self._run_dir),
+        )
+        self._held.enter_context(looked_on(asker((orders.host, port), orders.token), self._watchers, run))
         return Meeting(address=(orders.host, port), token=orders.token, identity=identity)
 
     def __enter__(self) -> _Control:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        process = self._process
-        if process is None:
-            return
-        if error is not None and self._launch.may_restart and isinstance(error, Exception):
-            process.abandon(_ABANDON_LIMIT_S)
+        with self._held:
+            # torchrun starts the ranks again, and they go on with the journal.
+            if not (isinstance(error, Exception) and self._launch.may_restart):
+                self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        if self._process is None:
             return
         reason = "finished" if error is None else f"failed: {first_line(error)}"
         if isinstance(error, KeyboardInterrupt | GeneratorExit):
             reason = "interrupted"
-        if process.finish(reason, _FINISH_LIMIT_S) is None:
+        if self._process.finish(reason, _FINISH_LIMIT_S) is None:
             logger.warning("the control server did not end the journal in time; it lacks its last seconds")
         launch_ended(self._run_dir)
 

@@ -9,6 +9,8 @@ from rex_ray.control.codec import Codec, CodecError
 from rex_ray.core.types import Allocation, StepRecord, WorkerSpec
 from rex_ray.hosting.wire import Batch
 from rex_ray.standalone.frames import frame, parsed
+from rex_ray.watch import seams
+from rex_ray.watch.backlog import Mark, Shown
 from rex_ray.worker import link
 from rex_ray.worker.link import GroupInfo
 
@@ -16,6 +18,7 @@ __all__ = [
     "Answer",
     "AskNews",
     "AskRowLimits",
+    "AskSights",
     "Join",
     "Lost",
     "Put",
@@ -56,6 +59,13 @@ class AskRowLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskSights:
+    """What has happened since this mark, and where does the run stand?"""
+
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """A rank of a group has failed."""
 
@@ -64,7 +74,7 @@ class Lost:
     reason: str
 
 
-Request: TypeAlias = Put | Join | AskNews | AskRowLimits | Lost
+Request: TypeAlias = Put | Join | AskNews | AskRowLimits | AskSights | Lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +111,10 @@ _CODEC: Final = Codec(
         link.KindLimit,
         link.SaveRequest,
         *_RECORDS,
+        Mark,
+        Shown,
+        seams.WorkerView,
+        *get_args(seams.Sight),
     ]
 )
 
@@ -129,6 +143,8 @@ def request_in(data: bytes) -> Request:
         case AskNews(generation=str(), version=int(), save_number=int()):
             return message
         case AskRowLimits():
+            return message
+        case AskSights(mark=Mark(life=int(), num_sights=int())):
             return message
         case Lost(generation=str(), rank=int(), reason=str()):
             return message

@@ -45,13 +45,14 @@ async def _serve(parent: int) -> int:
         return CANNOT_LISTEN
     _say({"port": server.sockets[0].getsockname()[1]})
     reason = await _told_to_end(pipe, parent)
-    server.close()
     if reason is None:
         service.pause()
         return 0
     await connections.all_gone(_LAST_RECORDS_S)
     status = await service.finish(reason)
     _say({"ended": {"fault": status.fault, "last_step": status.last_step, "num_events": status.num_events}})
+    # Whoever looks on is shown the end, too; rank 0 closes the pipe after that.
+    await _told_to_end(pipe, parent)
     return 0
 
 

@@ -12,13 +12,14 @@ from rex_ray.control.codec import CodecError
 from rex_ray.core.errors import InfeasibleError, RexError
 from rex_ray.hosting.control_service import ControlService
 from rex_ray.hosting.transport import first_line
-from rex_ray.standalone.connection import keep_alive
+from rex_ray.standalone.connection import NO_RANK, keep_alive
 from rex_ray.standalone.frames import FIRST_FRAME_BYTES, FrameError, frame, parsed, read_frame
 from rex_ray.standalone.handshake import challenge, reply, welcome
 from rex_ray.standalone.messages import (
     Answer,
     AskNews,
     AskRowLimits,
+    AskSights,
     Join,
     Lost,
     Put,
@@ -38,6 +39,7 @@ _SEND_LIMIT_S: Final = 5.0
 _IDLE_LIMIT_S: Final = 3600.0
 _MOST_STRANGERS: Final = 256
 _MOST_PER_RANK: Final = 4
+_MOST_BESIDE: Final = 4
 
 
 class Connections:
@@ -52,9 +54,9 @@ class Connections:
     def __init__(self, service: ControlService, token: str, num_ranks: int) -> None:
         self._service = service
         self._token = token
-        self._most_known = _MOST_PER_RANK * num_ranks
+        self._most_known = _MOST_PER_RANK * num_ranks + _MOST_BESIDE
         self._strangers: set[asyncio.Task[None]] = set()
-        self._known: set[asyncio.Task[None]] = set()
+        self._known: dict[asyncio.Task[None], int] = {}
         self._num_turned_away = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,12 +67,12 @@ class Connections:
             if len(self._strangers) >= _MOST_STRANGERS:
                 return
             self._strangers.add(task)
-            is_known = await self._is_welcome(reader, writer)
+            rank = await self._rank_of(reader, writer)
             self._strangers.discard(task)
-            if not is_known or len(self._known) >= self._most_known:
+            if rank is None or len(self._known) >= self._most_known:
                 self._turn_away(writer)
                 return
-            self._known.add(task)
+            self._known[task] = rank
             await self._answer_all(reader, writer)
         except (OSError, EOFError):
             # It has left, or is as good as gone, and takes nothing any more; whoever lives connects again.
@@ -79,16 +81,17 @@ class Connections:
             self._service.take(error)
         finally:
             self._strangers.discard(task)
-            self._known.discard(task)
+            self._known.pop(task, None)
             writer.close()
 
     async def all_gone(self, limit_s: float) -> None:
-        """Wait until whoever is known has left, since it may still be sending; within the limit."""
-        waited_for = self._known - {asyncio.current_task()}
+        """Wait until all ranks have left, since they may still be sending; within the limit."""
+        waited_for = [task for task, rank in self._known.items() if rank != NO_RANK]
         if waited_for:
             await asyncio.wait(waited_for, timeout=limit_s)
 
-    async def _is_welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _rank_of(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
+        """Return who speaks, None where it does not show that it knows the token."""
         connection = writer.get_extra_info("socket")
         if connection is not None:
             keep_alive(connection)
@@ -97,12 +100,12 @@ class Connections:
         try:
             greeted = parsed(await read_frame(reader, _GREETING_LIMIT_S, most_bytes=FIRST_FRAME_BYTES))
         except (FrameError, CodecError, EOFError):
-            return False
+            return None
         number = welcome(self._token, challenged["nonce"], greeted)
         if number is None:
-            return False
+            return None
         await _send(writer, frame(reply(self._token, number)))
-        return True
+        return greeted["rank"] if isinstance(greeted.get("rank"), int) else NO_RANK
 
     async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -129,6 +132,8 @@ class Connections:
                     return Answer(value=await service.latest(generation, version, save_number))
                 case AskRowLimits():
                     return Answer(value=(await service.status()).row_limits)
+                case AskSights(mark=mark):
+                    return Answer(value=await service.sights(mark))
                 case Lost(generation=generation, rank=rank, reason=reason):
                     await service.lost(generation, {rank: reason})
                     return Answer()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rex_ray.core.errors import LinkError, RexError
 from rex_ray.core.types import Allocation
+from rex_ray.hosting.looking import ANSWER_LIMIT_S
 from rex_ray.hosting.transport import Pending, UnreachableError
 from rex_ray.hosting.wire import Batch
-from rex_ray.standalone.connection import Address, Connection
-from rex_ray.standalone.messages import AskNews, AskRowLimits, Join, Lost, Put, Request
+from rex_ray.standalone.connection import NO_RANK, Address, Connection
+from rex_ray.standalone.messages import AskNews, AskRowLimits, AskSights, Join, Lost, Put, Request
+from rex_ray.watch.backlog import Mark, Shown
 from rex_ray.worker.link import GroupInfo, SaveRequest
 
-__all__ = ["TcpTransport"]
+__all__ = ["TcpTransport", "asker"]
 
 _TAKEN_LIMIT_S: Final = 5.0
 
@@ -65,6 +67,22 @@ class TcpTransport:
         """Close both connections."""
         self._records.close()
         self._news.close()
+
+
+def asker(address: Address, token: str) -> Callable[[Mark], Shown]:
+    """Return what asks the control server for sights; raises ``LinkError`` where it does not answer.
+
+    Args:
+        address: of the control server.
+        token: the run's.
+    """
+    connection = Connection(address, token, NO_RANK)
+
+    def ask(mark: Mark) -> Shown:
+        shown: Shown = _UnderWay(connection, AskSights(mark=mark)).result(ANSWER_LIMIT_S)
+        return shown
+
+    return ask
 
 
 class _UnderWay:

@@ -1,60 +1,24 @@
-"""Has people see a run while ``fit`` goes on: a thread in the driver asks the control actor and shows what it says."""
+"""Has people see a run while ``fit`` goes on: asks the control actor what there is to see."""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from rex_ray.config import RexConfig
-from rex_ray.core.errors import ConfigError
-from rex_ray.loggers.audience import Audience
-from rex_ray.loggers.decision_log import DecisionLog
-from rex_ray.loggers.progress_line import ProgressLine
+from rex_ray.core.errors import LinkError
+from rex_ray.hosting.looking import ANSWER_LIMIT_S, chosen_watchers, looked_on, plain_settings
 from rex_ray.train.telemetry import first_line
 from rex_ray.watch.backlog import Mark, Shown
 from rex_ray.watch.seams import RunInfo, Watcher
 
 __all__ = ["chosen_watchers", "plain_settings", "watched"]
 
-logger = logging.getLogger("rex_ray")
 
-_INTERVAL_S: Final = 1.0
-_ANSWER_LIMIT_S: Final = 5.0
-_LAST_BACK_OFF_S: Final = 8.0
-_CLOSE_LIMIT_S: Final = 60.0
-
-
-def chosen_watchers(loggers: Sequence[Watcher], *, verbose: bool) -> tuple[Watcher, ...]:
-    """Return a progress line and a decision log, unless one is among the loggers given, and these.
-
-    Raises:
-        ConfigError: something that is no logger.
-    """
-    for given in loggers:
-        missing = [name for name in ("begin", "see", "close") if not callable(getattr(given, name, None))]
-        if missing or isinstance(given, type):
-            raise ConfigError(
-                f"loggers=[...] takes objects with begin, see and close, such as rex_ray.loggers.TensorBoardLogger(); "
-                f"got {given!r}"
-            )
-    own: list[Watcher] = [ProgressLine(), DecisionLog()] if verbose else []
-    return (*(watcher for watcher in own if not any(isinstance(given, type(watcher)) for given in loggers)), *loggers)
-
-
-def plain_settings(config: RexConfig, num_workers: int) -> dict[str, bool | int | float | str]:
-    """Return a configuration flat, as trackers want it; what is not set is left out."""
-    settings = dict(_flat(config.to_mapping()))
-    return settings | {"num_workers": num_workers}
-
-
-@contextmanager
-def watched(control: Any, watchers: Sequence[Watcher], run: RunInfo) -> Iterator[None]:
+def watched(control: Any, watchers: Sequence[Watcher], run: RunInfo) -> AbstractContextManager[None]:
     """Show a run to its watchers while the body goes on, and its end after it; leave no thread behind.
 
     Args:
@@ -62,66 +26,12 @@ def watched(control: Any, watchers: Sequence[Watcher], run: RunInfo) -> Iterator
         watchers: who looks on.
         run: what they are told of it.
     """
-    if not watchers:
-        yield
-        return
-    looking = _Looking(control, Audience(watchers, run))
-    looking.start()
-    try:
-        yield
-    finally:
-        looking.stop()
 
+    def ask(mark: Mark) -> Shown:
+        try:
+            shown: Shown = ray.get(control.sights.remote(mark), timeout=ANSWER_LIMIT_S)
+        except RayError as error:
+            raise LinkError(first_line(error)) from error
+        return shown
 
-class _Looking:
-    """Asks the actor once a second. One that is down is waited for, and goes on where it was last heard."""
-
-    def __init__(self, control: Any, audience: Audience) -> None:
-        self._control = control
-        self._audience = audience
-        self._mark = Mark()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rex_ray-watching", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Look once more, at the run's end, and have everybody close, within a limit."""
-        self._stopping.set()
-        self._thread.join(2 * _ANSWER_LIMIT_S)
-        if not self._thread.is_alive():
-            try:
-                self._look()
-            except RayError as error:
-                logger.warning("the last seconds of the run were not seen (%s); its journal may have them", error)
-        self._audience.close(_CLOSE_LIMIT_S)
-
-    def _run(self) -> None:
-        wait_s = _INTERVAL_S
-        while not self._stopping.wait(wait_s):
-            try:
-                self._look()
-            except RayError as error:
-                # Its workers say aloud that it does not answer; who only looks on need not say so too.
-                logger.debug("nothing is seen of the run: %s", first_line(error))
-                wait_s = min(2 * wait_s, _LAST_BACK_OFF_S)
-            else:
-                wait_s = _INTERVAL_S
-
-    def _look(self) -> None:
-        shown: Shown = ray.get(self._control.sights.remote(self._mark), timeout=_ANSWER_LIMIT_S)
-        if shown.num_missed:
-            logger.warning("%d events of the run were not asked for in time and are not shown", shown.num_missed)
-        self._mark = shown.mark
-        # The end comes last, whatever stood before it.
-        self._audience.show([*shown.sights[:-1], shown.progress, *shown.sights[-1:]])
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            yield f"{prefix}{name}", value if isinstance(value, bool | int | float | str) else str(value)
+    return looked_on(ask, watchers, run)
