@@ -1,10 +1,10 @@
 """Who waited for whom: every rank says what it does, and one that waits too long repeats what the others last said.
 
 A collective that does not end tells nothing but that it did not end. So a thread of each rank leaves a word in the
-process group's store every second, made of what the training thread does anyway: nothing is added to a step. While
-the training thread waits for others, the same thread listens to their words, so that the story is there when a limit
-passes, also if the store has died with rank 0 by then. Clocks of two machines are never compared: how old a word is,
-the listener tells by its own, from when the word's number last changed.
+process group's store every second, made of what the training thread does anyway; a step only says what it waits for,
+in a microsecond. While the training thread waits for others, the same thread listens to their words, so that the story
+is there when a limit passes, also if the store has died with rank 0 by then. Clocks of two machines are never compared:
+how old a word is, the listener tells by its own, from when the word's number last changed.
 """
 
 from __future__ import annotations
