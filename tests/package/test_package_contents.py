@@ -21,9 +21,10 @@ from rex_ray import __version__
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 INPUTS = ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md", "CITATION.cff")
+# The backend overwrites sys.argv.
 BUILD = (
     "import sys; from setuptools import build_meta as b\n"
-    "print(b.build_sdist(sys.argv[1])); print(b.build_wheel(sys.argv[1]))\n"
+    "folder = sys.argv[1]; b.build_sdist(folder); b.build_wheel(folder)\n"
 )
 
 
