@@ -15,6 +15,7 @@ __all__ = ["MLflowLogger"]
 _TELL_S: Final = 60.0
 _MOST_CHARACTERS: Final = 500
 _MOST_PARAMS: Final = 100
+_MOST_METRICS: Final = 1000
 
 
 class MLflowLogger(Tracker):
@@ -70,7 +71,8 @@ class MLflowLogger(Tracker):
 
         now_ms = time.time_ns() // 1_000_000
         metrics = [Metric(name, value, now_ms, step) for name, value in figures.items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        for first in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._run_id, metrics=metrics[first : first + _MOST_METRICS])
 
     def _tell(self, step: int, text: str) -> None:
         self._sentences.append(f"step {step}: {text}")

@@ -48,12 +48,13 @@ class Tracker(ABC):
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._due_s = 0.0
+        self._shown_step = -1
         self._newest_step = -1
         self._reason = "interrupted"
 
     def begin(self, run: RunInfo) -> None:
         """Open the tracker's run, the earlier one of this run if there was one."""
-        self._due_s, self._newest_step, self._reason = 0.0, -1, "interrupted"
+        self._due_s, self._shown_step, self._newest_step, self._reason = 0.0, -1, -1, "interrupted"
         ids = Path(run.run_dir) / _IDS_FILE if run.run_dir else None
         known = _read_ids(ids).get(self.kind)
         identity = self._open(run, known)
@@ -68,13 +69,16 @@ class Tracker(ABC):
             case Reported():
                 figures = _finite(sight.metrics)
                 if figures:
+                    self._newest_step = max(self._newest_step, sight.step)
                     self._log(sight.step, {"epoch": float(sight.epoch), **figures})
             case Happened():
+                # A group's sentence is about its first step.
+                step = sight.step + 1 if sight.kind == "group" else max(sight.step, 0)
                 if sight.kind == "group" and sight.step < self._newest_step:
-                    self._newest_step = sight.step
-                    self._rewind(sight.step + 1)
+                    self._shown_step = self._newest_step = sight.step
+                    self._rewind(step)
                 if sight.kind in _SHOWN_KINDS:
-                    self._tell(max(sight.step, 0), sight.text)
+                    self._tell(step, sight.text)
             case Ended():
                 self._reason = sight.reason
 
@@ -84,10 +88,11 @@ class Tracker(ABC):
 
     def _take_progress(self, progress: Progress) -> None:
         # Also once a step: a run that stands still has nothing new to draw.
-        if progress.step <= self._newest_step or time.monotonic() < self._due_s:
+        if progress.step <= self._shown_step or time.monotonic() < self._due_s:
             return
         self._due_s = time.monotonic() + self._interval_s
-        self._newest_step = progress.step
+        self._shown_step = progress.step
+        self._newest_step = max(self._newest_step, progress.step)
         self._log(progress.step, progress_figures(progress))
 
     # --- each tracker's own

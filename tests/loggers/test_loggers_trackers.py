@@ -136,6 +136,14 @@ def test_tensorboard_has_every_point_once_also_where_training_went_back(tmp_path
     # Resumed under its name from a save of step 16.
     show(TensorBoardLogger(interval_s=0.0), run_info(tmp_path, "def456"), (group(16), reported(20, 0.8), END))
     assert scalars(folder, "accuracy") == [(10, 0.5), (20, 0.8)]
+    assert scalars(folder, "rex/rows_per_s") == [(5, 1005.0), (15, 1015.0)]
+
+
+@needs("tensorboard")
+def test_tensorboard_drops_a_report_beyond_the_save_also_where_no_figure_of_ours_is_as_new(tmp_path):
+    sights = (group(0), progress(5), reported(20, 0.6), group(18), reported(19, 0.7), END)
+    show(TensorBoardLogger(interval_s=0.0), run_info(tmp_path), sights)
+    assert scalars(tmp_path / "rex_ray" / "tensorboard", "accuracy") == [(19, 0.7)]
 
 
 @needs("tensorboard")
