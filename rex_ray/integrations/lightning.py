@@ -154,8 +154,20 @@ class RexStrategy(DDPStrategy):  # type: ignore[misc]
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Call the training step as the prepared model's forward pass: also one rank, without DDP, has its hooks."""
         assert self.lightning_module is not None
+        # Validation sets the wrapper around the module to evaluate, too, and only the module back.
+        self.model.training = True
         with self.precision_plugin.train_step_context():
             return self._forward_redirection(self.model, self.lightning_module, "training_step", *args, **kwargs)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce as ever, but take means in floating point.
+
+        Lightning takes the mean over ranks of how many rows each has logged as a whole number, so that 4 and 3 would
+        make 3 instead of 3.5.
+        """
+        if isinstance(tensor, torch.Tensor) and not tensor.is_floating_point() and reduce_op in ("mean", "avg"):
+            tensor = tensor.double()
+        return super().reduce(tensor, group, reduce_op)
 
 
 class RexCallback(Callback):  # type: ignore[misc]

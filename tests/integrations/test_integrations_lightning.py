@@ -37,7 +37,7 @@ def one_process() -> tuple[torch.Tensor, float]:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
             scheduler.step()
-    return flat(model), float(F.mse_loss(model(test.inputs), test.targets))
+    return flat(model), F.mse_loss(model(test.inputs), test.targets).item()
 
 
 def module_of(net: nn.Module) -> Any:
