@@ -11,6 +11,7 @@ the console are counted, and so is what does not fit. The journal's reading is n
 from __future__ import annotations
 
 import argparse
+import io
 import statistics
 import sys
 import tempfile
@@ -70,6 +71,8 @@ def measure(settings: Settings) -> Findings:
 
 def picture(run: Path, folder: Path) -> None:
     """Write the upper part of a run's report as a desk and as a phone show it."""
+    from PIL import Image  # noqa: PLC0415
+
     from rex_ray.cli.reporting import report_runs, write_page  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +86,8 @@ def picture(run: Path, folder: Path) -> None:
             bottom = browser.evaluate(
                 f"Math.ceil(document.querySelector('#{last} figure').getBoundingClientRect().bottom + scrollY + 12)"
             )
-            (folder / f"{name}.png").write_bytes(browser.screenshot(width=width, height=int(bottom)))
+            taken = Image.open(io.BytesIO(browser.screenshot(width=width, height=int(bottom))))
+            taken.convert("RGB").quantize(128).save(folder / f"{name}.png", optimize=True)  # a third of the bytes
             sys.stdout.write(f"{folder / name}.png\n")
 
 

@@ -22,6 +22,7 @@ EVENT_WORDS = {
     "memory": "out of memory",
     "drain": "a machine is about to go",
     "save": "a save was asked for",
+    "note": "a worker told",
 }
 """Kinds of event and how a reader would say them."""
 
@@ -71,6 +72,6 @@ def event_keys(decisions: Sequence[DecisionRow], events: Sequence[EventRow]) -> 
         keys.append(Key(mark=mark, meaning="a decision that moved rows, by its number below"))
     there = {event.kind for event in events}
     for kind, meaning in EVENT_WORDS.items():
-        if kind in there:
+        if kind in there and kind in _SHAPES:
             keys.append(Key(mark=f'<g transform="translate(17 7)">{_SHAPES[kind]}</g>', meaning=meaning))
     return tuple(keys)

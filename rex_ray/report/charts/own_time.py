@@ -18,6 +18,7 @@ __all__ = ["own_time_figure"]
 
 _TITLE = "Own time per worker"
 _RANGE = (10, 90)
+_REACH_OWN, _REACH_STEP = 98.5, 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,18 +74,23 @@ def own_time_figure(
     caption = (
         "Data, forward and backward up to the last local gradient, without the wait for the others. "
         + ("Lines: medians of each kind of device; bands: 10 to 90 % of its workers. " if many else "")
-        + "Slower start-up steps are cut off at the top; epochs' last, partial batches are left out."
+        + "Rare spikes are cut off at the top; epochs' last, partial batches are left out."
         + _thinned(groups)
     )
     return Figure(title=_TITLE, caption=caption, wide=wide, narrow=narrow, keys=(*keys, *event_keys(moves, events)))
 
 
 def _highest(groups: Sequence[GroupData]) -> float:
-    # Warm-up steps take ten times as long as others; fitting them in would flatten what the chart is about.
-    steady_s = np.concatenate(
-        [np.append(group.own_s.max(axis=1), group.step_s)[np.tile(group.steady, 2)] for group in groups]
-    )
-    return float(np.percentile(steady_s, 99.5)) if steady_s.size else max(float(g.step_s.max()) for g in groups)
+    """How high the chart reaches: beyond all but the rarest own times, and most whole steps.
+
+    Warm-up steps take ten times as long as others, and a machine that halts for a moment stretches a whole step as
+    much: fitting those in would flatten what the chart is about.
+    """
+    steady = [(group.own_s.max(axis=1)[group.steady], group.step_s[group.steady]) for group in groups]
+    own_s, step_s = (np.concatenate(column) for column in zip(*steady, strict=True))
+    if not own_s.size:
+        return max(float(group.step_s.max()) for group in groups)
+    return max(float(np.percentile(own_s, _REACH_OWN)), float(np.percentile(step_s, _REACH_STEP)))
 
 
 def _thinned(groups: Sequence[GroupData]) -> str:

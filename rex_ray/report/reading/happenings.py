@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rex_ray.control.events import (
+    ORDINARY_INCIDENTS,
     DrainNoticed,
     Event,
     GroupStarted,
@@ -44,7 +45,8 @@ class Happenings:
             case WorkerLost():
                 self._note(step, "lost", event.rank, event.reason)
             case IncidentReported():
-                self._note(event.step, "incident", event.rank, f"{event.kind}: {event.message}")
+                kind = "note" if event.kind in ORDINARY_INCIDENTS else "incident"
+                self._note(event.step, kind, event.rank, f"{event.kind}: {event.message}")
             case DrainNoticed():
                 left = "" if event.left_us is None else f", {event.left_us / 1e6:.0f} s left"
                 who = ", ".join(map(str, event.ranks))

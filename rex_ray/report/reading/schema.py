@@ -126,8 +126,8 @@ class EventRow:
 
     Attributes:
         step: newest complete step of the run by then, -1 before its first.
-        kind: ``"lost"``, ``"incident"``, ``"group"``, ``"drain"``, ``"memory"``, ``"save"``, ``"slow"`` or
-            ``"recovered"``.
+        kind: ``"lost"``, ``"incident"``, ``"group"``, ``"drain"``, ``"memory"``, ``"save"``, ``"slow"``,
+            ``"recovered"`` or ``"note"``, which is nothing that went wrong.
         rank: whose it was, or None.
         text: what happened, in a sentence.
     """
