@@ -38,14 +38,14 @@ class ProgressLine:
         self._is_terminal = False
         self._due_s = 0.0
         self._newest: Progress | None = None
-        self._printed: Progress | None = None
+        self._printed = ""
 
     def begin(self, run: RunInfo) -> None:
         """Find out what is written to."""
         self._stream = self._given or sys.stderr
         self._is_terminal = is_terminal(self._stream)
         self._name = run.name
-        self._newest = self._printed = None
+        self._newest, self._printed = None, ""
         # The first plain line is worth most where there is one: the group stands, and steps go on.
         self._due_s = 0.0
 
@@ -72,12 +72,14 @@ class ProgressLine:
             return
         if self._is_terminal:
             self._write(CLEAR_LINE + _cut(progress_text(newest)) + "\n")
-        elif newest is not self._printed and newest.step >= 0:
+        elif newest.step >= 0:
             self._plain_line(newest)
 
     def _plain_line(self, progress: Progress) -> None:
-        self._printed = progress
-        self._write(f"{self._name}: {progress_text(progress)}\n")
+        text = progress_text(progress)
+        if text != self._printed:
+            self._printed = text
+            self._write(f"{self._name}: {text}\n")
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

@@ -85,6 +85,7 @@ def test_elsewhere_there_are_no_bars_and_few_lines(monkeypatch, term):
     line.see(progress(-1))
     for step in range(100):
         line.see(progress(step))
+    line.see(progress(99, elapsed_s=4.0))
     line.see(Ended(elapsed_s=9.0, reason="finished"))
     line.close()
     written = file.getvalue()
@@ -92,6 +93,16 @@ def test_elsewhere_there_are_no_bars_and_few_lines(monkeypatch, term):
     first, last = written.splitlines()
     assert first.startswith("cifar10: step 0 |")
     assert last.startswith("cifar10: step 99 |")
+
+
+def test_a_last_line_that_stands_already_is_not_written_again():
+    file = io.StringIO()
+    line = ProgressLine(file)
+    line.begin(RUN)
+    line.see(progress(7, elapsed_s=3.0))
+    line.see(progress(7, elapsed_s=4.0))
+    line.close()
+    assert len(file.getvalue().splitlines()) == 1
 
 
 def test_a_decision_is_one_log_line_with_the_runs_name(caplog):
