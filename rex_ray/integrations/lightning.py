@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.integrations.whole_passes import WholePasses
+from rex_ray.worker.model.scheduling import Stepping
 from rex_ray.worker.session import get_session
 
 __all__ = ["EvalBatches", "RexCallback", "RexStrategy", "TrainBatches"]
@@ -138,12 +139,12 @@ class RexStrategy(DDPStrategy):  # type: ignore[misc]
                 "others saved with session.register(name=optimizer), and step them in manual optimisation elsewhere"
             )
         session, scaler = get_session(), getattr(self.precision_plugin, "scaler", None)
-        self.model = session.prepare(self.model, self.optimizers[0], scaler=scaler)[0]
+        self.model: Any = session.prepare(module, self.optimizers[0], scaler=scaler)[0]
         for k, config in enumerate(self.lr_scheduler_configs):
             if config.reduce_on_plateau:
                 session.register(**{f"scheduler_{k}": config.scheduler})
             else:
-                stepped = "batch" if config.interval == "step" else "epoch"
+                stepped: Stepping = "batch" if config.interval == "step" else "epoch"
                 config.scheduler = session.prepare_scheduler(config.scheduler, stepped, name=f"scheduler_{k}")
 
     def setup_optimizers(self, trainer: Trainer) -> None:

@@ -56,7 +56,7 @@ def arguments(data_dir: Path) -> list[str]:
 def run(command: list[str], home: Path) -> str:
     environment = {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *command], env=environment, cwd=home, capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, *command], env=environment, cwd=home, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -85,6 +85,7 @@ def evaluated(checkpoint: Path, data_dir: Path) -> tuple[float, float]:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(360)
 def test_the_script_after_trains_every_row_once_and_pools_exactly(tmp_path: Path) -> None:
     write_cifar(tmp_path)
     run([str(Path(__file__).with_name("on_local_cluster.py")), str(AFTER), *arguments(tmp_path)], tmp_path)

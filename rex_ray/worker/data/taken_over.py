@@ -112,7 +112,7 @@ def _refuse_lost_order(sampler: object) -> None:
 def _is_plain_shuffle(sampler: object) -> bool:
     if type(sampler) is not RandomSampler:
         return False
-    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)  # type: ignore[arg-type]
+    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
 
 
 def _options(loader: DataLoader[Any]) -> dict[str, Any]:
