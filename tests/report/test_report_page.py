@@ -147,6 +147,12 @@ def test_the_headline_says_only_what_the_interval_allows(low: float, high: float
     assert max(found.run_share, found.equal_share, found.high_share) == pytest.approx(100.0)
 
 
+def test_a_run_in_equal_shares_is_not_compared_with_itself() -> None:
+    found = headline(Saving(fraction=0.0, low=0.0, high=0.0, equal_s=8.0, run_s=8.0, method="m"))
+    assert found is not None
+    assert found.figure == "Equal shares throughout"
+
+
 def test_bars_of_the_ledger_meet_at_zero_and_sum() -> None:
     bars = ledger_bars(FACTS.ledger)
     zero = bars[0].start

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rex_ray.core.types import FloatArray
-from rex_ray.report.charts.figure import MAX_POINTS, Figure, axes, end_labels
+from rex_ray.report.charts.figure import MAX_POINTS, Figure, Key, axes, spread
 from rex_ray.report.charts.kinds import NUM_HUES, point_mark
-from rex_ray.report.charts.svg import DASHES, Frame, line_path
+from rex_ray.report.charts.svg import DASHES, Frame, Scale, line_path, text
 from rex_ray.report.reading.schema import MetricPoint
 
 __all__ = ["metric_figures"]
@@ -57,8 +57,7 @@ def _metric_figure(name: str, lines: Mapping[str, FloatArray], order: Sequence[s
             _draw_line(series, order.index(run), x(series[:, 0]), y(series[:, 1])) for run, series in lines.items()
         ]
         if not is_alone:
-            ends = [(float(y(s[-1, 1])), _short(run), _css(order.index(run))) for run, s in lines.items()]
-            body.append(end_labels(frame, ends))
+            body.append(_names(lines, order, x, y))
         return frame.wrap("".join(body), title=name, description=description, variant=variant)
 
     right = (12, 12) if is_alone else (120, 96)
@@ -74,9 +73,22 @@ def _metric_figure(name: str, lines: Mapping[str, FloatArray], order: Sequence[s
         caption=f"{caption[0].upper()}{caption[1:]}." if is_alone else f"{caption}.",
         wide=wide,
         narrow=narrow,
+        keys=() if is_alone else tuple(_key(run, order.index(run)) for run in lines),
         columns=("time, s", name) if is_alone else ("run", "time, s", name),
         rows=_numbers(lines, is_alone),
     )
+
+
+def _names(lines: Mapping[str, FloatArray], order: Sequence[str], x: Scale, y: Scale) -> str:
+    """Name every run where its line ends: runs take different times, and few lines end at the right edge."""
+    places = spread([float(y(series[-1, 1])) for series in lines.values()], y.end + 4, y.start - 2)
+    parts = []
+    for (run, series), place in zip(lines.items(), places, strict=True):
+        at, height = float(x(series[-1, 0])), float(y(series[-1, 1]))
+        css = _css(order.index(run))
+        parts.append(f'<path class="thread {css}" d="M{at + 4:.1f} {height:.1f}L{at + 11:.1f} {place:.1f}"/>')
+        parts.append(text(at + 14, place + 4, _short(run)))
+    return "".join(parts)
 
 
 def _css(index: int) -> str:
@@ -85,6 +97,13 @@ def _css(index: int) -> str:
 
 def _short(run: str) -> str:
     return run if len(run) <= 14 else f"{run[:13]}…"
+
+
+def _key(run: str, index: int) -> Key:
+    dash = DASHES[index % len(DASHES)]
+    attributes = f' stroke-dasharray="{dash}"' if dash else ""
+    mark = f'<path class="line"{attributes} d="M2 7H32"/>{point_mark(17, 7, index)}'
+    return Key(mark=f'<g class="{_css(index)}">{mark}</g>', meaning=run)
 
 
 def _draw_line(series: FloatArray, index: int, px: FloatArray, py: FloatArray) -> str:

@@ -41,18 +41,22 @@ def headline(saving: Saving | None) -> Headline | None:
     """Return the headline; None where the run does not hold what the estimate needs."""
     if saving is None:
         return None
-    interval = f"95% interval {_signed(saving.low)} to {_signed(saving.high)}"
-    if saving.low > 0:
+    is_same = saving.low == saving.high == 0.0
+    interval = f"95% interval {percent(saving.low)} to {percent(saving.high)}"
+    if is_same:
+        figure = "Equal shares throughout"
+    elif saving.low > 0:
         figure = f"{percent(saving.fraction)} less time"
     elif saving.high < 0:
         figure = f"{percent(-saving.fraction)} more time"
     else:
         figure = "No clear difference"
-    sentence = (
-        f"than equal shares of the same global batches would have taken ({interval})."
-        if figure != "No clear difference"
-        else f"to equal shares of the same global batches: {_signed(saving.fraction)} saved ({interval})."
-    )
+    if is_same:
+        sentence = "The run had the very shares that it would be compared with, so there is nothing to save or to lose."
+    elif figure == "No clear difference":
+        sentence = f"to equal shares of the same global batches: {percent(saving.fraction)} saved ({interval})."
+    else:
+        sentence = f"than equal shares of the same global batches would have taken ({interval})."
     # The interval is of the saving, so of what equal shares would have taken: the run's own time is measured.
     low_s, high_s = saving.run_s / (1.0 - saving.low), saving.run_s / max(1.0 - saving.high, 1e-3)
     reach = max(saving.run_s, saving.equal_s, low_s, high_s)
@@ -67,7 +71,3 @@ def headline(saving: Saving | None) -> Headline | None:
         run_time=seconds_text(saving.run_s),
         equal_time=seconds_text(saving.equal_s),
     )
-
-
-def _signed(fraction: float) -> str:
-    return percent(fraction)

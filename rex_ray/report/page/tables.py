@@ -121,7 +121,9 @@ def format_test(evidence: Mapping[str, float]) -> str:
 
 def _change(decision: DecisionRow) -> str:
     """Shares before and after; where the batch or the learning rate changes as well, that comes first."""
-    shares = f"{format_shares(decision.before)} → {format_shares(decision.after)}"
+    shares = (
+        f"{format_shares(decision.before)} →\u00a0{format_shares(decision.after)}"  # a line may end before the arrow
+    )
     if decision.kind != "change_global_batch":
         return shares
     totals = f"{sum(decision.before)}\u00a0→\u00a0{sum(decision.after)} in all, LR\u00a0×\u00a0{decision.lr_factor:.3g}"
