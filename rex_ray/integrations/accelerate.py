@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.worker.model.replicas import ddp_options
 from rex_ray.worker.session import get_session
 
 __all__ = ["RexAccelerator", "SessionAccelerator"]
@@ -129,8 +130,7 @@ class SessionAccelerator(Accelerator):  # type: ignore[misc]
                 bare,
                 find_unused_parameters=handler.find_unused_parameters,
                 static_graph=handler.static_graph,
-                gradient_as_bucket_view=True,
-                forward_sync_buffers=False,
+                **ddp_options(),
             )
         wrapped = session.prepare(bare, optimizer, scaler=self.scaler)[0]
         wrapped._is_accelerate_prepared = True

@@ -77,10 +77,13 @@ class InOrder(torch.utils.data.Dataset[Any]):
 
 
 def loss_in_double(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-    """The loss of a causal language model; its own is computed in single precision."""
+    """The loss of a causal language model, whose own is computed in single precision.
+
+    It is divided by all labels, as the Trainer counts them where it does not know that the first one is dropped.
+    """
     logits, wanted = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     total = F.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
-    return total / (wanted.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch)
+    return total / (labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
 def one_process(rows: Sentences, folder: str, loss: Any) -> tuple[torch.Tensor, list[dict[str, float]]]:

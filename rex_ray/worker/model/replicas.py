@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError
 
-__all__ = ["agree_on_buffers", "is_sharded", "unwrap", "wrapped"]
+__all__ = ["agree_on_buffers", "ddp_options", "is_sharded", "unwrap", "wrapped"]
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -35,11 +35,17 @@ def wrapped(model: nn.Module, timeout_s: float) -> DistributedDataParallel:
             "the model that session.prepare was given has DistributedDataParallel inside; prepare the DDP itself, and "
             "compile what session.prepare returns, or compile the bare model and prepare that"
         )
-    # Newer versions of torch split "broadcast at every forward pass" from "alike at the start", and warn of the old.
-    has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-    no_broadcast: dict[str, Any] = {"forward_sync_buffers" if has_new_name else "broadcast_buffers": False}
     group = dist.new_group(timeout=timedelta(seconds=timeout_s))
-    return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, **no_broadcast)
+    return DistributedDataParallel(model, process_group=group, **ddp_options())
+
+
+def ddp_options() -> dict[str, Any]:
+    """Return DDP's options under which it reduces as the session expects: in place, and without buffers.
+
+    Newer versions of torch split "broadcast at every forward pass" from "alike at the start", and warn of the old name.
+    """
+    has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    return {"gradient_as_bucket_view": True, "forward_sync_buffers" if has_new_name else "broadcast_buffers": False}
 
 
 def _warn_of_long_limit(ddp: DistributedDataParallel, timeout_s: float) -> None:
