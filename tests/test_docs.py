@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
 from pathlib import Path
 
@@ -41,3 +43,61 @@ def test_commands_of_the_makefile_that_documents_name_exist() -> None:
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     named = {target for path in documents for target in re.findall(r"`make ([a-z-]+)", path.read_text())}
     assert {"demo", "test"} <= named <= targets
+
+
+HOLE = "…"
+
+
+def text_of(node: ast.expr) -> str:
+    """A string as the source has it, with a hole for every value."""
+    match node:
+        case ast.Constant(value=str() as text):
+            return re.sub(r"%(?:\.\d)?[sdgf]", HOLE, text)
+        case ast.JoinedStr(values=parts):
+            return "".join(text_of(part) if isinstance(part, ast.Constant) else HOLE for part in parts)
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            return text_of(left) + text_of(right)
+        case _:
+            return HOLE
+
+
+@functools.cache
+def texts_of_the_package() -> tuple[str, ...]:
+    """Every string of the library, and every line of its templates, with holes for values."""
+    nodes = (node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    strings = {text_of(node) for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp)}
+    templates = {line for path in PACKAGE.rglob("*.j2") for line in path.read_text().splitlines()}
+    return tuple(strings | templates)
+
+
+def holds_in_order(text: str, pieces: list[str]) -> bool:
+    at = 0
+    for piece in pieces:
+        if (found := text.find(piece, at)) < 0:
+            return False
+        at = found + len(piece)
+    return True
+
+
+def is_said(quote: str) -> bool:
+    """Whether one text of the package has all pieces of a quote in their order; a hole of either stands for a value."""
+    return any(holds_in_order(text, quote.split(HOLE)) for text in texts_of_the_package())
+
+
+def quotes() -> list[str]:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    lines = re.findall(r"^>.*$", page, flags=re.MULTILINE)
+    assert all(re.fullmatch(r"> - `[^`]+`", line) for line in lines), "a quote is one line in backticks"
+    return [line[5:-1] for line in lines]
+
+
+@pytest.mark.parametrize("quote", quotes())
+def test_every_message_that_troubleshooting_quotes_is_one_of_the_library(quote: str) -> None:
+    assert len(quote.replace(HOLE, "")) > 15, "a quote of holes is said by everything"
+    assert is_said(quote)
+
+
+def test_a_message_that_nobody_says_is_found_out() -> None:
+    assert len(quotes()) > 40
+    assert not is_said("no node meets … with … per worker, after waiting … hours")
+    assert not is_said("per worker, after waiting … s … no node meets")
