@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -87,7 +87,7 @@ def training(
     run_folder = Path(output).expanduser().absolute()
     options = config.worker_options()
     reporter = FolderReporter(run_folder, num_to_keep, options.storage_retry_s)
-    with _process_group(torch_device, backend, config.collective_timeout_s), contextlib.ExitStack() as stack:
+    with _process_group(launch, torch_device, backend, config.collective_timeout_s), contextlib.ExitStack() as stack:
         control = _Control(config, run_folder / "rex_ray", launch, control_address, watchers)
         stack.enter_context(control)
         with side_group(config.collective_timeout_s) as group:
@@ -185,7 +185,7 @@ class _Control:
 
 
 @contextlib.contextmanager
-def _process_group(device: torch.device, backend: str | None, limit_s: float) -> Iterator[None]:
+def _process_group(launch: Launch, device: torch.device, backend: str | None, limit_s: float) -> Iterator[None]:
     """Have a process group; one that the user has made stays the user's.
 
     Raises:
@@ -198,7 +198,17 @@ def _process_group(device: torch.device, backend: str | None, limit_s: float) ->
         torch.cuda.set_device(device)
     chosen = backend or ("nccl" if device.type == "cuda" else "gloo")
     try:
-        dist.init_process_group(chosen, timeout=timedelta(seconds=limit_s))
+        # torchrun's store may outlive a restart, with the dead ranks' addresses in it (torch 2.14): each life has keys
+        # of its own.
+        c10d: Any = dist  # its stores have no types
+        store, rank, world_size = next(c10d.rendezvous("env://", timeout=timedelta(seconds=limit_s)))
+        dist.init_process_group(
+            chosen,
+            store=c10d.PrefixStore(f"rex_ray/life-{launch.restart}", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=limit_s),
+        )
     except (RuntimeError, ValueError) as error:  # torch's own errors are both
         raise LinkError(
             f"the ranks did not form a process group over {chosen} at {os.environ.get('MASTER_ADDR')}:"

@@ -79,6 +79,8 @@ class Connections:
             writer.transport.abort()
         except FrameError as error:
             self._service.take(error)
+        except asyncio.CancelledError:
+            return  # the server ends, and this with it
         finally:
             self._strangers.discard(task)
             self._known.pop(task, None)

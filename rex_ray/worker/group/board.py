@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -68,7 +69,8 @@ def open_board(limit_s: float) -> Board | None:
         LinkError: rank 0's store cannot be reached.
     """
     c10d: Any = torch.distributed  # its stores have no types
-    prefix = f"rex_ray/presence/{next(_sessions)}"
+    # torchrun may start the ranks again with the store that the last ones had, words and all.
+    prefix = f"rex_ray/presence/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_sessions)}"
     try:
         store: Any = c10d.group.WORLD.get_group_store()
         inner = store
