@@ -115,8 +115,7 @@ class _Looking:
         if shown.num_missed:
             logger.warning("%d events of the run were not asked for in time and are not shown", shown.num_missed)
         self._mark = shown.mark
-        # The end comes last, whatever stood before it.
-        self._audience.show([*shown.sights[:-1], shown.progress, *shown.sights[-1:]])
+        self._audience.show(shown.in_order)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from rex_ray.control.journal import Entry
 from rex_ray.watch.fold import RunFold
-from rex_ray.watch.seams import Progress, Sight
+from rex_ray.watch.seams import Ended, Progress, Sight
 
 __all__ = ["Backlog", "Mark", "Shown"]
 
@@ -45,6 +45,12 @@ class Shown:
     progress: Progress
     mark: Mark
     num_missed: int
+
+    @property
+    def in_order(self) -> tuple[Sight, ...]:
+        """All of it as a watcher should see it: what happened, then where that led; the run's end comes last."""
+        ends = tuple(sight for sight in self.sights if isinstance(sight, Ended))
+        return (*(sight for sight in self.sights if not isinstance(sight, Ended)), self.progress, *ends)
 
 
 class Backlog:
