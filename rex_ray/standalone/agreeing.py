@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import rex_ray
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.standalone.connection import Address
+from rex_ray.standalone.handshake import PROTOCOL
 from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.group.side_group import SideGroup
 
@@ -63,7 +63,7 @@ def agreed(group: SideGroup, settings: Mapping[str, Any], open_on_first: Callabl
         RexError: rank 0's, on every rank.
     """
     told: list[Mapping[str, Any]] = group.gather_objects(
-        {"rex_ray": rex_ray.__version__, **settings}, "the ranks' configurations"
+        {"protocol": PROTOCOL, **settings}, "the ranks' configurations"
     )
     differing = _difference(told)
     if differing is not None:
