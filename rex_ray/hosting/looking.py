@@ -15,7 +15,7 @@ from rex_ray.loggers.audience import Audience
 from rex_ray.loggers.decision_log import DecisionLog
 from rex_ray.loggers.progress_line import ProgressLine
 from rex_ray.watch.backlog import Mark, Shown
-from rex_ray.watch.seams import RunInfo, Watcher
+from rex_ray.watch.seams import Ended, RunInfo, Watcher
 
 __all__ = ["ANSWER_LIMIT_S", "chosen_watchers", "looked_on", "plain_settings"]
 
@@ -80,6 +80,7 @@ class _Looking:
         self._ask = ask
         self._audience = audience
         self._mark = Mark()
+        self._has_ended = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rex_ray-watching", daemon=True)
 
@@ -111,11 +112,14 @@ class _Looking:
                 wait_s = _INTERVAL_S
 
     def _look(self) -> None:
+        if self._has_ended:
+            return  # nothing comes after the end, not even where the run stands
         shown = self._ask(self._mark)
         if shown.num_missed:
             logger.warning("%d events of the run were not asked for in time and are not shown", shown.num_missed)
         self._mark = shown.mark
         self._audience.show(shown.in_order)
+        self._has_ended = any(isinstance(sight, Ended) for sight in shown.sights)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
