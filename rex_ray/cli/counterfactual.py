@@ -11,7 +11,7 @@ import numpy as np
 from rex_ray.cli.fitted_world import FittedWorld
 from rex_ray.control.journal import Header
 from rex_ray.control.replay import controller_for
-from rex_ray.core.errors import InfeasibleError
+from rex_ray.core.errors import ConfigError, InfeasibleError
 from rex_ray.core.types import FloatArray, IntArray, read_only
 from rex_ray.report.computing.equal import allocated_rows
 from rex_ray.report.computing.run_curves import GroupTimes, RunCurves, fit_run
@@ -101,7 +101,8 @@ class _Replays:
         for seed in self.seeds:
             try:
                 seconds, done = self._play(replace(header, seed=header.seed + seed), self.world.scenario(seed), seed)
-            except InfeasibleError:
+            except (ConfigError, InfeasibleError):
+                # A policy or an option of another version, or a batch that its rules cannot share out.
                 return None
             totals.append(seconds)
             is_short |= not done

@@ -65,6 +65,8 @@ class FittedWorld:
         data, group = self.group.data, self.group
         clean = data.steady & (data.num_rows > 0).all(axis=1)
         noise: FloatArray = (group.ratio / group.level)[clean]
+        if not len(noise):
+            return np.ones((len(self.places), data.num_workers))
         if len(noise) < len(self.places):
             noise = np.resize(noise, (len(self.places), data.num_workers))
         return noise

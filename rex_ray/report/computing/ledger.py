@@ -16,7 +16,7 @@ import numpy as np
 from rex_ray.control.losses import Asked, Published, ShareLosses, answer_to, published
 from rex_ray.core.apportion import rows_per_rank
 from rex_ray.core.types import FloatArray
-from rex_ray.policies.limits import equal_shares
+from rex_ray.report.computing.equal import equal_split
 from rex_ray.report.computing.exact import ExactSplits
 from rex_ray.report.computing.run_curves import GroupTimes, RunCurves
 from rex_ray.report.facts import LedgerRow
@@ -84,7 +84,8 @@ def ledger_of(curves: RunCurves, decisions: Sequence[DecisionRow]) -> RunLedger:
     }
     run_s = curves.run_s
     return RunLedger(
-        lost=_rows({name: seconds for name, seconds in lost.items() if seconds}, _MEANINGS, run_s),
+        # What is left of rounding is no part.
+        lost=_rows({name: s for name, s in lost.items() if abs(s) > 1e-12 * run_s}, _MEANINGS, run_s),
         base=_rows(base, _BASE_MEANINGS, run_s),
         oracle_s=sum(base.values()),
         trials_s=sum(book.trials_s for book in books),
@@ -110,6 +111,7 @@ class _Piece:
     believed: tuple[int, ...]
     exact: tuple[int, ...]
     incumbent: tuple[int, ...]
+    is_trial: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -136,7 +138,8 @@ class _Books:
             own_s = group.own_s(np.repeat(np.array(shares, dtype=np.int64), lengths, axis=0))
             return own_s, own_s.max(axis=1) + rest_s
 
-        ran_s = group.own_s(data.num_rows).max(axis=1) + rest_s
+        modelled_s = group.own_s(data.num_rows).max(axis=1) + rest_s
+        ran_s = np.where(group.is_switch, modelled_s, data.step_s)
         _, waited_s = step_s([piece.waited for piece in pieces])
         _, believed_s = step_s([piece.believed for piece in pieces])
         exact_own_s, exact_s = step_s([piece.exact for piece in pieces])
@@ -147,8 +150,9 @@ class _Books:
             self.losses.enter(
                 name, ran_s=ran_s[mine], waited_s=waited_s[mine], believed_s=believed_s[mine], exact_s=exact_s[mine]
             )
-        self.trials_s = float((ran_s - incumbent_s).sum())
-        self.switching_s = float((data.step_s - ran_s).sum())
+        is_trial = np.repeat([piece.is_trial for piece in pieces], lengths)
+        self.trials_s = float((ran_s - incumbent_s)[is_trial].sum())
+        self.switching_s = float((data.step_s - ran_s)[group.is_switch].sum())
         mean_s = exact_own_s.mean(axis=1)
         self.computing_s = float(mean_s.sum())
         self.waiting_s = float((exact_own_s.max(axis=1) - mean_s).sum())
@@ -183,6 +187,7 @@ class _Books:
                 believed=exact.shares(total, answer.world_step),
                 exact=exact.shares(total, start),
                 incumbent=self._incumbent(asked, index[version], rows),
+                is_trial=asked[index[version]].kind == "trial",
             )
 
     def _asked(self) -> tuple[list[int], list[Asked], dict[int, tuple[int, ...]]]:
@@ -214,10 +219,7 @@ class _Books:
         return int(np.searchsorted(self.group.data.steps, row.decided_at_step, side="right")) - 1
 
     def _is_equal(self, shares: tuple[int, ...]) -> bool:
-        problem = self.group.data.problem
-        if problem is None:
-            return max(shares) - min(shares) <= 1
-        return shares == equal_shares(problem, sum(shares))
+        return shares == equal_split(self.group.data, sum(shares))
 
     def _incumbent(self, asked: Sequence[Asked], at: int, rows: tuple[int, ...]) -> tuple[int, ...]:
         """Return what would have run in a trial's place: the newest shares before it that are none."""

@@ -14,13 +14,13 @@ from rex_ray.report.computing.run_curves import KindEvidence
 
 __all__ = ["NUM_REPLICATES", "CurveReplicate", "replicates"]
 
-NUM_REPLICATES = 200
+NUM_REPLICATES = 120
 
 _ELASTICITY_SD = 0.15
 """Sd of a curve's slope dlog t / dlog b beyond what was measured: half of what ``core.kind_fit`` has before any data,
 since the nearest sizes say something of it."""
 
-_JUDGED_SD = 0.01
+_JUDGED_SD = 0.02
 """Sd of the whole curve's elasticity where slowdowns were told apart from it: that is a judgement, and may be off."""
 
 _SAME_SIZE = 1.05
