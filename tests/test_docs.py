@@ -38,6 +38,33 @@ def test_relative_links_lead_somewhere(name: str) -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def listed_names(module: str) -> list[str]:
+    """What a module's ``__all__`` says, without importing it: integrations import what may not be installed."""
+    path = ROOT / (module.replace(".", "/") + ".py")
+    source = path if path.exists() else path.with_suffix("") / "__init__.py"
+    found = re.search(r"^__all__ = (\[.*?\])", source.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert found, f"{module} says nothing of what is public"
+    return [name for name in ast.literal_eval(found[1]) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "rex_ray",
+        "rex_ray.loggers",
+        "rex_ray.standalone",
+        *(f"rex_ray.integrations.{name}" for name in ("accelerate", "huggingface", "lightning")),
+    ],
+)
+def test_the_api_reference_has_every_public_name(module: str) -> None:
+    pages = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    entries = re.findall(r"^::: (\S+)", pages, flags=re.MULTILINE)
+    # Errors stand there as their whole module.
+    documented = {entry.rpartition(".")[2] for entry in entries} | set(listed_names("rex_ray.core.errors"))
+    assert "rex_ray.core.errors" in entries
+    assert set(listed_names(module)) <= documented | {"SessionAccelerator"}  # the base of two integrations
+
+
 def test_commands_of_the_makefile_that_documents_name_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
