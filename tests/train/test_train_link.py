@@ -160,6 +160,7 @@ def test_a_dead_control_actor_is_a_link_error_within_the_limit(make_rig: Callabl
     rig = make_rig()
     link = rig.link(0)
     ray.kill(rig.control, no_restart=True)
+    wait_for(rig.is_silent, 30, "the actor's death")
     began = time.perf_counter()
     with pytest.raises(LinkError):
         link.join(group(), 2.0)
