@@ -72,6 +72,14 @@ def test_commands_of_the_makefile_that_documents_name_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
+def test_the_readme_shows_the_diff_of_the_five_lines() -> None:
+    (shown,), (meant,) = (
+        re.findall(r"```diff\n.*?```", (ROOT / name).read_text(), flags=re.DOTALL)
+        for name in ("README.md", "docs/five_lines.md")
+    )
+    assert shown == meant
+
+
 HOLE = "…"
 
 
