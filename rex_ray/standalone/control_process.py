@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import select
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from rex_ray.core.errors import ConfigError, LinkError
 from rex_ray.standalone.orders import Orders, said
 from rex_ray.standalone.orders import line as as_line
 
-__all__ = ["ControlProcess"]
+__all__ = ["ControlProcess", "write_within"]
 
 logger = logging.getLogger("rex_ray")
 
@@ -26,6 +27,7 @@ _START_LIMIT_S: Final = 60.0
 _FIRST_BACK_OFF_S, _LAST_BACK_OFF_S = 0.5, 30.0
 _HEALTHY_S: Final = 60.0
 _KILL_LIMIT_S: Final = 2.0
+_TELL_LIMIT_S: Final = 30.0
 _LIBRARY: Final = str(Path(__file__).parents[2])
 _ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
@@ -49,7 +51,8 @@ class ControlProcess:
         self._orders = orders
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
-        self._words: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        # Each with the process that said it; None: it says nothing more.
+        self._words: queue.Queue[tuple[subprocess.Popen[bytes] | None, dict[str, Any] | None]] = queue.Queue()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="rex_ray-control", daemon=True)
 
@@ -66,7 +69,13 @@ class ControlProcess:
             ConfigError: it cannot listen at the address.
             LinkError: it did not start within the limit, or ended.
         """
-        self._spawn()
+        try:
+            self._spawn()
+        except OSError as error:
+            raise LinkError(
+                f"the control server's process cannot be started on rank 0's machine ({error}): look at its memory and "
+                "its limit of processes (ulimit -u)"
+            ) from error
         self._thread.start()
         word = self._next_word(limit_s)
         if word is not None and "port" in word:
@@ -112,13 +121,14 @@ class ControlProcess:
         back_off_s = _FIRST_BACK_OFF_S
         while True:
             began_s = time.monotonic()
-            self._hear()
-            self._words.put(None)
+            process = self._process
+            self._hear(process)
+            self._words.put((process, None))
             if self._stopping.is_set():
                 return
             if time.monotonic() - began_s >= _HEALTHY_S:
                 back_off_s = _FIRST_BACK_OFF_S
-            status = self._reaped()
+            status = _reaped(process)
             logger.warning(
                 "the control server ended (exit status %s) and is started again in %.1f s; training goes on under the "
                 "last allocation",
@@ -133,14 +143,14 @@ class ControlProcess:
             except OSError as error:
                 logger.warning("the control server cannot be started: %s", error)
 
-    def _hear(self) -> None:
-        """Pass on what the server says, until it says nothing more."""
-        process = self._process
+    def _hear(self, process: subprocess.Popen[bytes] | None) -> None:
+        """Pass on what a server says, until it says nothing more."""
         if process is None or process.stdout is None:
             return
-        with contextlib.suppress(OSError, ValueError):  # ValueError: closed meanwhile, or no JSON, as of a torn line
+        with contextlib.suppress(OSError, ValueError):  # ValueError: closed meanwhile
             for heard in process.stdout:
-                self._words.put(said(heard))
+                with contextlib.suppress(ValueError):  # a line that was torn by the server's death
+                    self._words.put((process, said(heard)))
 
     # --- on either
 
@@ -163,21 +173,22 @@ class ControlProcess:
         process = self._process
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):  # that it died is seen by the thread
-                process.stdin.write(data)
+                write_within(process.stdin.fileno(), data, _TELL_LIMIT_S)
 
     def _next_word(self, limit_s: float) -> dict[str, Any] | None:
-        try:
-            return self._words.get(timeout=limit_s)
-        except queue.Empty:
-            return None
+        """Return what the present server says next; None where it says nothing in time, or nothing more.
 
-    def _reaped(self) -> int | None:
-        process = self._process
-        if process is None:
-            return None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_KILL_LIMIT_S)
-        return process.returncode
+        What its predecessors said is no word of its: the end of one that was started again is not the end of this one.
+        """
+        deadline = time.monotonic() + limit_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                process, word = self._words.get(timeout=left_s)
+            except queue.Empty:
+                return None
+            if process is self._process:
+                return word
+        return None
 
     def _end(self, limit_s: float) -> None:
         """Close its input, which it takes for rank 0's end, and after the limit end it by force."""
@@ -189,15 +200,43 @@ class ControlProcess:
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
-        try:
-            process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_KILL_LIMIT_S)
+        _reaped(process, limit_s)
         self._thread.join(_KILL_LIMIT_S)
         if process.stdout is not None and not self._thread.is_alive():
             process.stdout.close()
+
+
+def write_within(descriptor: int, data: bytes, limit_s: float) -> None:
+    """Write all of it: orders may be more than a pipe holds, and the server may not read yet, or never.
+
+    Raises:
+        TimeoutError: the other end did not take it within the limit.
+        OSError: it is gone.
+    """
+    deadline = time.monotonic() + limit_s
+    os.set_blocking(descriptor, False)
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    rest = memoryview(data)
+    while rest:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not poller.poll(left_s * 1e3):
+            raise TimeoutError("the control server takes no orders")
+        with contextlib.suppress(BlockingIOError):
+            rest = rest[os.write(descriptor, rest) :]
+
+
+def _reaped(process: subprocess.Popen[bytes] | None, limit_s: float = _KILL_LIMIT_S) -> int | None:
+    """Return how a server ended, after the limit by force: it must not write beside its successor, nor outlive us."""
+    if process is None:
+        return None
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_KILL_LIMIT_S)
+    return process.returncode
 
 
 def _environment() -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Final
+from typing import BinaryIO, Final
 
 from rex_ray.hosting.control_service import ControlService
 from rex_ray.hosting.transport import first_line
@@ -27,7 +27,7 @@ CANNOT_LISTEN: Final = 3
 """Exit status of a server that was given an address which is not its machine's, or is taken."""
 
 
-async def _serve(parent: int) -> int:
+async def _serve(parent: int, words: BinaryIO) -> int:
     loop = asyncio.get_running_loop()
     pipe = asyncio.StreamReader(limit=_MOST_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), sys.stdin.buffer)
@@ -36,21 +36,28 @@ async def _serve(parent: int) -> int:
     if not first:
         return 0
     orders = Orders.from_line(first)
+    connections: Connections
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await connections.serve(reader, writer)
+
+    # The port first: a server that cannot have it leaves no trace in the journal, however often it is tried.
+    try:
+        server = await asyncio.start_server(serve, orders.host, orders.port, start_serving=False)
+    except OSError as error:
+        _say(words, {"failed": first_line(error)})
+        return CANNOT_LISTEN
     service = ControlService(orders.config, orders.journal_dir, orders.learnt, memory=orders.memory)
     connections = Connections(service, orders.token, orders.num_ranks)
-    try:
-        server = await asyncio.start_server(connections.serve, orders.host, orders.port)
-    except OSError as error:
-        _say({"failed": first_line(error)})
-        return CANNOT_LISTEN
-    _say({"port": server.sockets[0].getsockname()[1]})
+    await server.start_serving()
+    _say(words, {"port": server.sockets[0].getsockname()[1]})
     reason = await _told_to_end(pipe, parent)
     if reason is None:
         service.pause()
         return 0
     await connections.all_gone(_LAST_RECORDS_S)
     status = await service.finish(reason)
-    _say({"ended": {"fault": status.fault, "last_step": status.last_step, "num_events": status.num_events}})
+    _say(words, {"ended": {"fault": status.fault, "last_step": status.last_step, "num_events": status.num_events}})
     # Whoever looks on is shown the end, too; rank 0 closes the pipe after that.
     await _told_to_end(pipe, parent)
     return 0
@@ -73,17 +80,24 @@ async def _told_to_end(pipe: asyncio.StreamReader, parent: int) -> str | None:
             return None
 
 
-def _say(document: dict[str, object]) -> None:
+def _say(words: BinaryIO, document: dict[str, object]) -> None:
     try:
-        sys.stdout.buffer.write(line(document))
-        sys.stdout.buffer.flush()
+        words.write(line(document))
+        words.flush()
     except OSError:
         return  # rank 0 is gone, which is seen elsewhere
 
 
+def _own_output() -> BinaryIO:
+    """Return standard output for words to rank 0; what else is printed here, as by a policy, goes to standard error."""
+    words = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return words
+
+
 def main() -> None:
     """Serve until rank 0 says otherwise, or is gone."""
-    sys.exit(asyncio.run(_serve(os.getppid())))
+    sys.exit(asyncio.run(_serve(os.getppid(), _own_output())))
 
 
 if __name__ == "__main__":
