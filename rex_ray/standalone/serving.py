@@ -39,7 +39,7 @@ _SEND_LIMIT_S: Final = 5.0
 _IDLE_LIMIT_S: Final = 3600.0
 _MOST_STRANGERS: Final = 256
 _MOST_PER_RANK: Final = 4
-_MOST_BESIDE: Final = 4
+"""Two are in use. A rank that comes again after a break of the network has left some that nobody closed."""
 
 
 class Connections:
@@ -48,13 +48,13 @@ class Connections:
     Args:
         service: answers.
         token: the run's.
-        num_ranks: bounds how many connections are held.
+        num_ranks: size of the group; so many ranks, and whoever looks on, are held a few connections each.
     """
 
     def __init__(self, service: ControlService, token: str, num_ranks: int) -> None:
         self._service = service
         self._token = token
-        self._most_known = _MOST_PER_RANK * num_ranks + _MOST_BESIDE
+        self._ranks = range(NO_RANK, num_ranks)
         self._strangers: set[asyncio.Task[None]] = set()
         self._known: dict[asyncio.Task[None], int] = {}
         self._num_turned_away = 0
@@ -69,9 +69,10 @@ class Connections:
             self._strangers.add(task)
             rank = await self._rank_of(reader, writer)
             self._strangers.discard(task)
-            if rank is None or len(self._known) >= self._most_known:
+            if rank is None:
                 self._turn_away(writer)
                 return
+            self._make_room(rank)
             self._known[task] = rank
             await self._answer_all(reader, writer)
         except (OSError, EOFError):
@@ -107,7 +108,15 @@ class Connections:
         if number is None:
             return None
         await _send(writer, frame(reply(self._token, number)))
-        return greeted["rank"] if isinstance(greeted.get("rank"), int) else NO_RANK
+        rank = greeted.get("rank")
+        return rank if isinstance(rank, int) and rank in self._ranks else NO_RANK
+
+    def _make_room(self, rank: int) -> None:
+        """Let go of a rank's oldest connection where it holds too many."""
+        held = [task for task, other in self._known.items() if other == rank]
+        if len(held) >= _MOST_PER_RANK:
+            self._known.pop(held[0])
+            held[0].cancel()
 
     async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:

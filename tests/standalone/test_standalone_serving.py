@@ -168,6 +168,19 @@ def test_a_frame_beyond_the_limit_ends_the_connection_and_nothing_else(server: S
     fine.close()
 
 
+def test_a_rank_that_comes_again_and_again_is_heard_in_its_newest_connections(server: Server) -> None:
+    came = []
+    for _ in range(20):
+        came.append(greeted(server))
+        receive_frame(came[-1], 30.0)
+    came[0].settimeout(30)
+    assert came[0].recv(1) == b"", "what nobody closed is let go of"
+    came[-1].sendall(frame({"$": "AskRowLimits"}))
+    assert answer_in(receive_frame(came[-1], 30.0)).value == {}
+    for connection in came:
+        connection.close()
+
+
 def test_strangers_that_say_nothing_and_a_client_that_reads_nothing_hold_up_nobody(server: Server) -> None:
     silent = [socket.create_connection(server.address, timeout=30) for _ in range(20)]
     deaf = greeted(server)
