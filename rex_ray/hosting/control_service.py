@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -19,6 +20,7 @@ from rex_ray.hosting.journal_files import JournalFolder
 from rex_ray.hosting.memory_file import put_memory, write_memory
 from rex_ray.hosting.profile_files import PROFILES_FILE, put_profiles, write_profiles
 from rex_ray.hosting.transport import POLL_LIMIT_S
+from rex_ray.loggers.terminal import line_handler
 from rex_ray.watch.backlog import Mark, Shown
 from rex_ray.worker.link import GroupInfo, SaveRequest
 from rex_ray.worker.saving.store import Store, cause_of
@@ -196,8 +198,6 @@ class ControlService:
 def log_to_stderr() -> None:
     """Have a process of ours speak on its standard error, which its driver hears."""
     if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("rex_ray: %(message)s"))
-        logger.addHandler(handler)
+        logger.addHandler(line_handler(sys.stderr))
         logger.setLevel(logging.INFO)
         logger.propagate = False

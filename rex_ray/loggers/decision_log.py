@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Collection
-from typing import Final, TextIO
+from typing import Final
 
-from rex_ray.loggers.progress_line import CLEAR_LINE, is_terminal
+from rex_ray.loggers.terminal import line_handler
 from rex_ray.watch.seams import Ended, Happened, RunInfo, Sight
 
 __all__ = ["DecisionLog"]
@@ -35,7 +35,7 @@ class DecisionLog:
         """Have somewhere to log to."""
         self._name = run.name
         if not self._logger.hasHandlers():
-            self._own = _LineHandler(sys.stderr)
+            self._own = line_handler(sys.stderr)
             self._logger.addHandler(self._own)
             self._logger.setLevel(logging.INFO)
 
@@ -52,12 +52,3 @@ class DecisionLog:
             self._logger.removeHandler(self._own)
             self._logger.setLevel(logging.NOTSET)
             self._own = None
-
-
-class _LineHandler(logging.StreamHandler[TextIO]):
-    """Writes whole lines, also where a progress line stands on the terminal: that one is written anew afterwards."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        clear = CLEAR_LINE if is_terminal(stream) else ""
-        self.setFormatter(logging.Formatter(f"{clear}rex_ray: %(message)s"))

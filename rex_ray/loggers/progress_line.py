@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import sys
 import time
 from typing import Final, TextIO
 
+from rex_ray.loggers.terminal import CLEAR_LINE, is_terminal
 from rex_ray.watch.seams import Ended, Progress, RunInfo, Sight
 from rex_ray.watch.words import duration
 
-__all__ = ["CLEAR_LINE", "ProgressLine", "is_terminal", "progress_text"]
-
-CLEAR_LINE: Final = "\r\x1b[K"
+__all__ = ["ProgressLine", "progress_text"]
 
 _MOST_SHARES: Final = 8
 
@@ -84,11 +82,6 @@ class ProgressLine:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Whether a line can be rewritten there."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def progress_text(progress: Progress) -> str:

@@ -8,7 +8,8 @@ import logging
 import pytest
 
 from rex_ray.loggers.decision_log import DecisionLog
-from rex_ray.loggers.progress_line import CLEAR_LINE, ProgressLine, progress_text
+from rex_ray.loggers.progress_line import ProgressLine, progress_text
+from rex_ray.loggers.terminal import CLEAR_LINE, line_handler
 from rex_ray.watch.seams import Ended, Happened, Progress, RunInfo, WorkerView
 
 RUN = RunInfo(name="cifar10", run_id="abc", policy="rex", settings={})
@@ -131,3 +132,10 @@ def test_without_any_logging_decisions_go_to_standard_error_and_nothing_is_left_
     log.see(Happened(elapsed_s=1.0, step=15, kind="applied", text="after the end"))
     assert capsys.readouterr().err == "rex_ray: cifar10, step 14: runs 33/95 of 128 rows\n"
     assert not logging.getLogger("rex_ray.decisions").handlers
+
+
+def test_a_log_line_takes_the_whole_row_where_a_progress_line_stands(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for stream, expected in ((Terminal(), f"{CLEAR_LINE}rex_ray: a word\n"), (io.StringIO(), "rex_ray: a word\n")):
+        line_handler(stream).emit(logging.LogRecord("rex_ray", logging.INFO, "", 0, "a word", (), None))
+        assert stream.getvalue() == expected
