@@ -76,6 +76,8 @@ class ControlHost:
         self._num_restarts = 0
         self._controller = self._begin(config, custom_policy)
         self._has_ended = isinstance(self._controller.controller.phase, Ended)
+        if self.group is not None:
+            self._reference_rows = self.group.problem.global_batch_size
         # They lived in a process that ended with this host's predecessor.
         for search_id in self._controller.controller.state.searches:
             self.handle(SearchFailed(search_id=search_id, reason="the helper was lost with the control actor"))
@@ -216,6 +218,7 @@ class ControlHost:
                 self._guarded(lambda: Turn(chunks=self._controller.flush()))
         self._fault = fault or self._fault
         self._has_ended = True
+        self._backlog.end(self._controller.now_us / 1e6, reason)
         self._emission.dismiss_helper()
 
     def pause(self) -> None:

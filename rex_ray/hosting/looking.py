@@ -53,7 +53,9 @@ def plain_settings(config: RexConfig, num_workers: int) -> dict[str, bool | int 
 
 
 @contextmanager
-def looked_on(ask: Callable[[Mark], Shown], watchers: Sequence[Watcher], run: RunInfo) -> Iterator[None]:
+def looked_on(
+    ask: Callable[[Mark], Shown], watchers: Sequence[Watcher], run: RunInfo, seen: Mark | None = None
+) -> Iterator[None]:
     """Show a run to its watchers while the body goes on, and its end after it; leave no thread behind.
 
     Args:
@@ -61,11 +63,12 @@ def looked_on(ask: Callable[[Mark], Shown], watchers: Sequence[Watcher], run: Ru
             does not answer.
         watchers: who looks on.
         run: what they are told of it.
+        seen: where to begin; default: at the run's beginning.
     """
     if not watchers:
         yield
         return
-    looking = _Looking(ask, Audience(watchers, run))
+    looking = _Looking(ask, Audience(watchers, run), seen or Mark())
     looking.start()
     try:
         yield
@@ -76,10 +79,10 @@ def looked_on(ask: Callable[[Mark], Shown], watchers: Sequence[Watcher], run: Ru
 class _Looking:
     """Asks once a second. A controller that is down is waited for, and goes on where it was last heard."""
 
-    def __init__(self, ask: Callable[[Mark], Shown], audience: Audience) -> None:
+    def __init__(self, ask: Callable[[Mark], Shown], audience: Audience, seen: Mark) -> None:
         self._ask = ask
         self._audience = audience
-        self._mark = Mark()
+        self._mark = seen
         self._has_ended = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rex_ray-watching", daemon=True)

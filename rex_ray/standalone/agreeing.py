@@ -23,12 +23,12 @@ class Meeting:
     Attributes:
         address: of the control server.
         token: the run's.
-        identity: of the launch, by rank 0.
+        run: its identity, by rank 0.
     """
 
     address: Address
     token: str
-    identity: str
+    run: str
 
 
 @contextmanager

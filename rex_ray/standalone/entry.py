@@ -30,6 +30,7 @@ from rex_ray.standalone.launch import Launch, listening_host
 from rex_ray.standalone.orders import Orders
 from rex_ray.standalone.run_files import digest_of, journal_of_launch, launch_ended
 from rex_ray.standalone.tcp_transport import TcpTransport, asker
+from rex_ray.watch.backlog import Mark
 from rex_ray.watch.seams import RunInfo, Watcher
 from rex_ray.worker.group.side_group import distributed
 from rex_ray.worker.saving.snapshots import SnapshotPlace
@@ -93,7 +94,7 @@ def training(
         with side_group(config.collective_timeout_s) as group:
             meeting = agreed(group, {**config.to_mapping(), "output": str(run_folder)}, control.open)
         transport = TcpTransport(meeting.address, meeting.token, launch.rank)
-        place = SnapshotPlace(run=meeting.identity, node=socket.gethostname())
+        place = SnapshotPlace(run=meeting.run, node=socket.gethostname())
         generation = ""
         try:
             with open_session(
@@ -140,10 +141,10 @@ class _Control:
         learnt = profiles_to_begin_with(config.learn_from, self._run_dir)
         memory = earlier_memory(self._run_dir) if config.learn_from is None else None
         digest = digest_of(config.to_mapping())
-        identity = f"{launch.identity}-{digest_of({'output': str(self._run_dir)})[:8]}"
+        journal = journal_of_launch(self._run_dir, launch.identity, digest)
         orders = Orders(
             config=config,
-            journal_dir=journal_of_launch(self._run_dir, identity, digest),
+            journal_dir=journal.directory,
             host=listening_host(launch, self._address),
             port=0,
             token=new_token(),
@@ -156,13 +157,15 @@ class _Control:
         port = self._process.start()
         run = RunInfo(
             name=self._run_dir.parent.name,
-            run_id=identity,
+            # Each life is begun by watchers of its own, who go on where the dead one's left off.
+            run_id=f"{journal.run}-{launch.restart}",
             policy=config.policy,
             settings=plain_settings(config, launch.world_size),
             run_dir=str(self._run_dir),
         )
-        self._held.enter_context(looked_on(asker((orders.host, port), orders.token), self._watchers, run))
-        return Meeting(address=(orders.host, port), token=orders.token, identity=identity)
+        ask = asker((orders.host, port), orders.token)
+        self._held.enter_context(looked_on(ask, self._watchers, run, Mark.of_this_life()))
+        return Meeting(address=(orders.host, port), token=orders.token, run=journal.run)
 
     def __enter__(self) -> _Control:
         return self
@@ -176,9 +179,9 @@ class _Control:
     def _finish(self, error: BaseException | None) -> None:
         if self._process is None:
             return
-        reason = "finished" if error is None else f"failed: {first_line(error)}"
-        if isinstance(error, KeyboardInterrupt | GeneratorExit):
-            reason = "interrupted"
+        reason = "finished" if error is None else "interrupted"
+        if isinstance(error, Exception):
+            reason = f"failed: {first_line(error)}"
         if self._process.finish(reason, _FINISH_LIMIT_S) is None:
             logger.warning("the control server did not end the journal in time; it lacks its last seconds")
         launch_ended(self._run_dir)

@@ -34,7 +34,7 @@ class Launch:
         local_rank: of this process on its machine.
         is_one_node: whether all are on one machine.
         master: address that the others reach rank 0's machine by.
-        identity: the same for all lives of one ``torchrun``, another for the next ``torchrun``.
+        identity: the same for all lives of one ``torchrun``, another for the next unless ``--rdzv-id`` names it.
         may_restart: whether torchrun starts the processes again if one of them fails now.
         restart: how often it has.
     """

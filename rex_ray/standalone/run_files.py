@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +16,9 @@ from rex_ray.hosting.journal_files import new_journal_dir
 from rex_ray.hosting.profile_files import write_whole
 from rex_ray.worker.saving.store import cause_of
 
-__all__ = ["LAUNCH_FILE", "digest_of", "journal_of_launch", "launch_ended"]
+__all__ = ["LAUNCH_FILE", "LaunchJournal", "digest_of", "journal_of_launch", "launch_ended"]
+
+logger = logging.getLogger("rex_ray")
 
 LAUNCH_FILE: Final = "launch.json"
 """In the run's ``rex_ray`` folder: whose journal lies there, as long as it has not ended."""
@@ -24,8 +29,22 @@ def digest_of(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()
 
 
-def journal_of_launch(run_dir: Path, identity: str, digest: str) -> Path:
-    """Return the directory of the journal to write.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchJournal:
+    """The journal that a launch writes.
+
+    Attributes:
+        directory: of its files.
+        run: identity of the run that it tells of: of all lives that write to it, and of no other. The launch's own may
+            come again, since the user may name it; what a dead run left in memory must not be taken for another's.
+    """
+
+    directory: Path
+    run: str
+
+
+def journal_of_launch(run_dir: Path, identity: str, digest: str) -> LaunchJournal:
+    """Return the journal to write.
 
     The ranks that torchrun starts again go on with their journal, as one run; another launch begins a new one.
 
@@ -38,23 +57,31 @@ def journal_of_launch(run_dir: Path, identity: str, digest: str) -> Path:
         ConfigError: the folder cannot be used.
     """
     now = {"launch": identity, "config": digest}
-    journal = run_dir / "journal"
     try:
-        if journal.is_dir() and _read(run_dir / LAUNCH_FILE) == now:
-            return journal
+        known = _read(run_dir / LAUNCH_FILE)
+        run = known.pop("run", None) if isinstance(known, dict) else None
+        if known == now and isinstance(run, str) and (run_dir / "journal").is_dir():
+            return LaunchJournal(directory=run_dir / "journal", run=run)
         run_dir.mkdir(parents=True, exist_ok=True)
-        journal = new_journal_dir(run_dir)
-        write_whole(run_dir / LAUNCH_FILE, json.dumps(now))
+        directory, run = new_journal_dir(run_dir), f"{identity}-{secrets.token_hex(4)}"
+        write_whole(run_dir / LAUNCH_FILE, json.dumps({**now, "run": run}))
     except OSError as error:
         raise ConfigError(
             f"output={run_dir.parent} cannot be used: {cause_of(error)}; give training(output=...) another folder"
         ) from error
-    return journal
+    return LaunchJournal(directory=directory, run=run)
 
 
 def launch_ended(run_dir: Path) -> None:
-    """Remember that the journal has its end, so that nobody goes on with it."""
-    (run_dir / LAUNCH_FILE).unlink(missing_ok=True)
+    """Remember that the journal has its end, so that nobody goes on with it. A run that is over cannot fail by it."""
+    try:
+        (run_dir / LAUNCH_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning(
+            "%s cannot be removed (%s); remove it before the same torchrun goes on with this folder",
+            run_dir / LAUNCH_FILE,
+            cause_of(error),
+        )
 
 
 def _read(path: Path) -> Any:

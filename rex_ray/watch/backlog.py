@@ -15,6 +15,7 @@ from rex_ray.watch.seams import Ended, Progress, Sight
 __all__ = ["Backlog", "Mark", "Shown"]
 
 _MOST_SIGHTS: Final = 4096
+_BEYOND_ALL: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,11 @@ class Mark:
 
     life: int = 0
     num_sights: int = 0
+
+    @classmethod
+    def of_this_life(cls) -> Mark:
+        """Return the mark of somebody who comes anew and wants what the host's present life saw, nothing before it."""
+        return cls(life=-1, num_sights=_BEYOND_ALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,12 @@ class Backlog:
             if sights:
                 self._sights.extend(sights)
                 self._num_sights += len(sights)
+
+    def end(self, elapsed_s: float, reason: str) -> None:
+        """Show the run's end where no entry told of it: a journal that failed has none."""
+        if not any(isinstance(sight, Ended) for sight in self._sights):
+            self._sights.append(Ended(elapsed_s=elapsed_s, reason=reason))
+            self._num_sights += 1
 
     def resumed(self, life: int) -> None:
         """What was taken in until now is the journal of an earlier life; this is the ``life``-th after the first."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +15,10 @@ import pytest
 from rex_ray import ConfigError, RexConfig
 from rex_ray.core.types import LearntShape
 from rex_ray.standalone import training
-from rex_ray.standalone.control_process import ControlProcess
+from rex_ray.standalone.control_process import ControlProcess, write_within
 from rex_ray.standalone.launch import DEVICE_VARIABLE, Launch, listening_host
 from rex_ray.standalone.orders import Orders
-from rex_ray.standalone.run_files import digest_of, journal_of_launch, launch_ended
+from rex_ray.standalone.run_files import LAUNCH_FILE, digest_of, journal_of_launch, launch_ended
 
 ONE_NODE = {
     "RANK": "1",
@@ -72,14 +77,28 @@ def test_a_device_is_what_was_given_then_the_environments_then_the_gpus(monkeypa
 def test_a_launch_goes_on_with_its_own_journal_and_another_begins_a_new_one(tmp_path: Path) -> None:
     first = digest_of({"seed": 0})
     journal = journal_of_launch(tmp_path, "job", first)
-    (journal / "events.jsonl").write_text("x")
+    (journal.directory / "events.jsonl").write_text("x")
     assert journal_of_launch(tmp_path, "job", first) == journal
-    assert (journal / "events.jsonl").exists(), "torchrun started the same launch again"
-    assert not any((journal_of_launch(tmp_path, "job", digest_of({"seed": 1}))).iterdir()), "configured otherwise"
+    assert (journal.directory / "events.jsonl").exists(), "torchrun started the same launch again"
+    other = digest_of({"seed": 1})
+    assert not any(journal_of_launch(tmp_path, "job", other).directory.iterdir()), "configured otherwise"
     launch_ended(tmp_path)
-    (journal / "events.jsonl").write_text("y")
-    assert not any(journal_of_launch(tmp_path, "job", digest_of({"seed": 1})).iterdir()), "that journal has its end"
+    (journal.directory / "events.jsonl").write_text("y")
+    assert not any(journal_of_launch(tmp_path, "job", other).directory.iterdir()), "that journal has its end"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal", "journal-1", "journal-2", "launch.json"]
+
+
+def test_a_launch_by_the_same_name_in_another_folder_is_another_run(tmp_path: Path) -> None:
+    runs = {journal_of_launch(tmp_path / name, "job", "d").run for name in ("one", "two")}
+    shutil.rmtree(tmp_path / "one")  # to begin anew: what the first left in memory is not for the next one
+    runs.add(journal_of_launch(tmp_path / "one", "job", "d").run)
+    assert len(runs) == 3
+
+
+def test_a_run_that_is_over_does_not_fail_by_its_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / LAUNCH_FILE).mkdir()
+    launch_ended(tmp_path)
+    assert f"{LAUNCH_FILE} cannot be removed" in caplog.text
 
 
 def test_a_folder_that_cannot_be_used_is_the_users_to_hear(tmp_path: Path) -> None:
@@ -114,6 +133,35 @@ def test_a_server_that_cannot_listen_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot listen at 203\.0\.113\.7.*REX_RAY_CONTROL_ADDRESS"):
         process.start()
     assert process.pid is None
+    assert not list((tmp_path / "journal").iterdir()), "it may be tried again and again"
+
+
+@pytest.mark.dist
+def test_the_end_is_that_of_the_server_that_lives_not_of_one_before_it(tmp_path: Path) -> None:
+    # Orders that no pipe holds at once: they are written as the server reads them.
+    process = ControlProcess(replace(orders(tmp_path), memory="m" * 2**20))
+    process.start()
+    first = process.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    deadline = time.monotonic() + 60.0
+    while process.pid in (first, None):
+        assert time.monotonic() < deadline, "it was not started again"
+        time.sleep(0.05)
+    ended = process.finish("finished", 60.0)
+    process.close(30.0)
+    assert ended is not None
+    assert b"RunEnded" in (tmp_path / "journal" / "events.jsonl").read_bytes()
+
+
+def test_what_is_told_to_a_process_that_never_reads_is_given_up_within_the_limit() -> None:
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(TimeoutError):
+            write_within(writing, b"x" * 2**21, 0.2)
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 @pytest.mark.dist

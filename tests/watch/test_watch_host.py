@@ -17,12 +17,27 @@ from rex_ray.hosting.control_host import ControlHost
 from rex_ray.hosting.journal_files import JournalFolder
 from rex_ray.hosting.wire import checked, encode
 from rex_ray.watch.backlog import Mark
-from rex_ray.watch.seams import Happened, Reported
+from rex_ray.watch.seams import Ended, Happened, Reported
 from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.link import IncidentRecord, MetricRecord, Record, ScheduleRecord
 from rex_ray.worker.schedule_teller import ScheduleTeller
 
 SCHEDULE = ScheduleRecord(generation="g", epoch=0, step=0, cursor=0, num_epochs=3, learning_rate=0.1)
+
+
+class FullDisk:
+    """Takes the header and nothing more."""
+
+    def __init__(self) -> None:
+        self._num_taken = 0
+
+    def read(self) -> dict[str, bytes]:
+        return {}
+
+    def append(self, chunks) -> None:
+        self._num_taken += 1
+        if self._num_taken > 1:
+            raise OSError("disk full")
 
 
 @pytest.fixture
@@ -68,6 +83,36 @@ def test_a_lost_host_shows_what_was_reported_once_and_goes_on_counting(make_host
     assert [type(sight).__name__ for sight in last.in_order[-2:]] == ["Progress", "Ended"]
     assert last.progress.step == 199
     assert second.sights(last.mark).sights == ()
+
+
+def test_who_comes_anew_to_a_resumed_host_is_shown_what_this_life_sees_and_nothing_before(make_host) -> None:
+    first = make_host()
+    first.handle(started())
+    first.take(encode(0, [metric(0)]))
+    assert len(first.sights(Mark.of_this_life()).sights) == 2, "a first life has nothing before it"
+    second = make_host()
+    shown = second.sights(Mark.of_this_life())
+    assert (shown.sights, shown.num_missed) == ((), 0)
+    second.take(encode(0, [metric(1)]))
+    assert [sight.step for sight in second.sights(shown.mark).sights if isinstance(sight, Reported)] == [1]
+
+
+def test_the_end_is_shown_also_where_the_journal_could_not_be_written(tmp_path: Path) -> None:
+    host = ControlHost(RexConfig(global_batch_size=32), FullDisk(), lambda allocation: None)
+    host.handle(started())
+    assert host.fault is not None
+    host.end("finished")
+    host.end("asked twice")
+    assert [sight for sight in host.sights(Mark()).sights if isinstance(sight, Ended)] == [
+        Ended(elapsed_s=0.0, reason="finished")
+    ]
+
+
+def test_a_host_that_comes_back_still_knows_what_the_next_fit_begins_with(make_host) -> None:
+    first = make_host()
+    first.join(started())
+    assert first.memory is not None
+    assert make_host().memory == first.memory
 
 
 def test_a_controller_that_failed_is_seen_to_have(make_host) -> None:
