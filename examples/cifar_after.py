@@ -1,4 +1,4 @@
-"""Train a small residual network on CIFAR-10 in one process.
+"""Train a small residual network on CIFAR-10.
 
 The data are CIFAR-10's binary files (https://www.cs.toronto.edu/~kriz/cifar.html), unpacked.
 """
