@@ -22,7 +22,7 @@ from rex_ray.train.prometheus import METRICS, Exporter
 from rex_ray.train.watching import chosen_watchers
 from rex_ray.watch.seams import Ended, Happened, Progress, Reported, RunInfo, Sight, WorkerView
 
-EPOCHS = 40
+EPOCHS = 16
 
 
 class Recorder:
@@ -91,7 +91,7 @@ def watched_run(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_a_watcher_sees_every_report_once_past_the_actors_death_and_the_end_last(watched_run) -> None:
     trainer, recorder, _ = watched_run
     assert trainer.control_status is not None
@@ -114,7 +114,7 @@ def test_a_watcher_sees_every_report_once_past_the_actors_death_and_the_end_last
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_rank_0_says_how_far_it_is_to_go_and_at_what_rate_and_seldom(watched_run) -> None:
     trainer, recorder, _ = watched_run
     told = [event for event in journal_of(trainer.journal_dir).events if isinstance(event, ScheduleReported)]
@@ -127,7 +127,7 @@ def test_rank_0_says_how_far_it_is_to_go_and_at_what_rate_and_seldom(watched_run
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_a_job_has_one_tracker_run_however_many_ranks_train(watched_run) -> None:
     _, recorder, folder = watched_run
     assert len(list(folder.rglob("events.out.tfevents.*"))) == 1
@@ -138,7 +138,7 @@ def test_a_job_has_one_tracker_run_however_many_ranks_train(watched_run) -> None
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_metrics_bear_run_rank_and_device_and_two_runs_do_not_mix(cluster: LocalCluster) -> None:
     actors = {run: ray.remote(num_cpus=0)(_Exports).remote(run) for run in ("one", "two")}
     try:
