@@ -50,11 +50,13 @@ class Tracker(ABC):
         self._due_s = 0.0
         self._shown_step = -1
         self._newest_step = -1
+        self._held: list[str] | None = []
         self._reason = "interrupted"
 
     def begin(self, run: RunInfo) -> None:
         """Open the tracker's run, the earlier one of this run if there was one."""
         self._due_s, self._shown_step, self._newest_step, self._reason = 0.0, -1, -1, "interrupted"
+        self._held = []
         ids = Path(run.run_dir) / _IDS_FILE if run.run_dir else None
         known = _read_ids(ids).get(self.kind)
         identity = self._open(run, known)
@@ -72,19 +74,33 @@ class Tracker(ABC):
                     self._newest_step = max(self._newest_step, sight.step)
                     self._log(sight.step, {"epoch": float(sight.epoch), **figures})
             case Happened():
-                # A group's sentence is about its first step.
-                step = sight.step + 1 if sight.kind == "group" else max(sight.step, 0)
-                if sight.kind == "group" and sight.step < self._newest_step:
-                    self._shown_step = self._newest_step = sight.step
-                    self._rewind(step)
-                if sight.kind in _SHOWN_KINDS:
-                    self._tell(step, sight.text)
+                self._take_happening(sight)
             case Ended():
                 self._reason = sight.reason
 
     def close(self) -> None:
         """Close the tracker's run."""
         self._close(self._reason)
+
+    def _take_happening(self, sight: Happened) -> None:
+        if sight.kind not in _SHOWN_KINDS:
+            return
+        if sight.kind == "group":
+            self._take_group(sight)
+        elif self._held is not None:
+            # Before the first group nobody knows from which step on a resumed run goes on.
+            self._held.append(sight.text)
+        else:
+            self._tell(max(sight.step, 0), sight.text)
+
+    def _take_group(self, sight: Happened) -> None:
+        step = sight.step + 1  # a group's sentence is about its first step
+        if sight.step < self._newest_step:
+            self._shown_step = self._newest_step = sight.step
+            self._rewind(step)
+        held, self._held = self._held or [], None
+        for text in (*held, sight.text):
+            self._tell(step, text)
 
     def _take_progress(self, progress: Progress) -> None:
         # Also once a step: a run that stands still has nothing new to draw.

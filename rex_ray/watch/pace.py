@@ -54,11 +54,11 @@ class Pace:
             self._epoch_rows += rows + missed_rows
 
     def schedule(self, event: ScheduleReported) -> None:
-        """Hear where the loop is in its epoch; steps before that may still be under way to us."""
+        """Hear where the loop is in its epoch; steps before that may still be under way, or later ones be here."""
         if event.epoch >= self._epoch:
             if event.epoch > self._epoch:
                 self._enter(event.epoch)
-            on_their_way = max(event.step - 1 - self._last_step, 0)
+            on_their_way = event.step - 1 - self._last_step
             self._epoch_rows = max(event.cursor - on_their_way * self._batch, 0)
 
     def tick(self, now_us: int) -> None:

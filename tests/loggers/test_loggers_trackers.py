@@ -147,6 +147,14 @@ def test_tensorboard_drops_a_report_beyond_the_save_also_where_no_figure_of_ours
 
 
 @needs("tensorboard")
+def test_tensorboard_keeps_what_it_has_where_a_resumed_run_begins_with_trouble(tmp_path):
+    show(TensorBoardLogger(interval_s=0.0), run_info(tmp_path), (group(0), reported(10, 0.5), END))
+    trouble = Happened(elapsed_s=0.0, step=-1, kind="incident", text="the newest save is torn")
+    show(TensorBoardLogger(interval_s=0.0), run_info(tmp_path), (trouble, group(12), reported(20, 0.6), END))
+    assert scalars(tmp_path / "rex_ray" / "tensorboard", "accuracy") == [(10, 0.5), (20, 0.6)]
+
+
+@needs("tensorboard")
 def test_tensorboard_keeps_the_decisions_as_text(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
