@@ -11,7 +11,7 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.worker.saving import archive
 from rex_ray.worker.saving.archive import Saved
 from rex_ray.worker.saving.manifest import MANIFEST
-from rex_ray.worker.saving.patience import patiently
+from rex_ray.worker.saving.patience import asked
 from rex_ray.worker.saving.save_names import new_name, newest_number, remove_unfinished, saves_newest_first
 from rex_ray.worker.saving.store import LocalStore, Store, cause_of, check_storage
 
@@ -78,16 +78,10 @@ class FolderReporter:
             StorageError: there are saves, and none is whole.
         """
 
-        def asked(act: Callable[[], Any]) -> Any:
-            answer = patiently(act, self._retry_s, lambda _: on_progress())
-            on_progress()
-            return answer
-
         def read(store: Store, name: str) -> Saved:
-            saved: Saved = asked(lambda: archive.read(store, name, on_progress))
-            return saved
+            return asked(lambda: archive.read(store, name, on_progress), self._retry_s, on_progress)
 
-        finished, self._unfinished = asked(self._found)
+        finished, self._unfinished = asked(self._found, self._retry_s, on_progress)
         return archive.newest_whole(self._store, finished, read)
 
     def _found(self) -> tuple[list[str], tuple[str, ...]]:

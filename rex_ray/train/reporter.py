@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import ray.train
 from ray.train import Checkpoint, CheckpointUploadMode
@@ -13,7 +13,7 @@ from rex_ray.train.arrow_store import ArrowStore
 from rex_ray.worker.saving import archive
 from rex_ray.worker.saving.archive import Saved
 from rex_ray.worker.saving.manifest import MANIFEST
-from rex_ray.worker.saving.patience import patiently
+from rex_ray.worker.saving.patience import asked
 from rex_ray.worker.saving.save_names import (
     is_save,
     new_name,
@@ -26,7 +26,6 @@ from rex_ray.worker.saving.store import Store, check_storage
 
 __all__ = ["RayReporter"]
 
-_Result = TypeVar("_Result")
 # Ray Train has its list at hand when a group starts; this is for one that has not.
 _ASK_LIMIT_S = 10.0
 
@@ -91,7 +90,7 @@ class RayReporter:
             ConfigError: the run's checkpoints were made by something else.
         """
         reported = _reported()
-        found, unfinished = self._asked(lambda: self._found(reported), on_progress)
+        found, unfinished = asked(lambda: self._found(reported), self._retry_s, on_progress)
         self._unfinished = unfinished
         ours = {name for name in {*found, *reported} if is_save(name)} - {*unfinished}
         if reported and not ours:
@@ -101,15 +100,9 @@ class RayReporter:
             )
 
         def read(store: Store, name: str) -> Saved:
-            return self._asked(lambda: archive.read(store, name, on_progress), on_progress)
+            return asked(lambda: archive.read(store, name, on_progress), self._retry_s, on_progress)
 
         return archive.newest_whole(self._store, newest_first(ours), read)
-
-    def _asked(self, act: Callable[[], _Result], on_progress: Callable[[], None]) -> _Result:
-        """Ask the storage with patience; a refusal is an answer, too."""
-        answer = patiently(act, self._retry_s, lambda _: on_progress())
-        on_progress()
-        return answer
 
     def _found(self, reported: set[str]) -> tuple[list[str], tuple[str, ...]]:
         """Return the saves that are there, and those of them that a worker was writing when it died."""

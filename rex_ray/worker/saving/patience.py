@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from rex_ray.core.errors import RexError
 from rex_ray.worker.measuring.timing import now_s
 
-__all__ = ["StallWatch", "patiently"]
+__all__ = ["StallWatch", "asked", "patiently"]
 
 _Result = TypeVar("_Result")
 _FIRST_PAUSE_S: Final = 0.25
@@ -63,3 +63,16 @@ def patiently(act: Callable[[], _Result], limit_s: float, on_failure: Callable[[
                 raise
         threading.Event().wait(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def asked(act: Callable[[], _Result], limit_s: float, on_progress: Callable[[], None]) -> _Result:
+    """Ask a storage with patience, while others wait; a refusal is an answer, too.
+
+    Args:
+        act: as of ``patiently``.
+        limit_s: likewise.
+        on_progress: called whenever the storage answered.
+    """
+    answer = patiently(act, limit_s, lambda _: on_progress())
+    on_progress()
+    return answer
