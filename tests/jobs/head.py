@@ -23,6 +23,7 @@ from rex_ray.train.local_cluster import QUIET_ENVIRONMENT
 LOOPBACK_RAY = Path(__file__).with_name("loopback_ray.py")
 # The first start of Ray on a busy machine; on a quiet one it takes ten seconds.
 START_LIMIT_S = 180.0
+START_TRIES = 3
 # Processes of Ray's that outlive jobs.
 RESIDENTS = ("DashboardAgent", "RuntimeEnvAgent", "IDLE", "_AutoscalingCoordinatorActor")
 
@@ -92,10 +93,27 @@ def _free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def started(words: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Have a node of ``ray start ... --block``, until it is ended as Ctrl-C or a system's shutdown would."""
+    """Have a node of ``ray start ... --block``, until it is ended as a system's shutdown would end it."""
+    for _ in range(START_TRIES):
+        process = _begun(words, environment, log)
+        # Ray gives a node 30 s to come up, which no setting changes and a busy machine exceeds.
+        if process.poll() is None or "timed out during startup" not in log.read_text():
+            break
+        _ended(process)
+    try:
+        assert process.poll() is None, log.read_text()[-4000:]
+        yield process
+    finally:
+        _ended(process)
+
+
+def _begun(words: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    # The agent's port is a fixed one unless told otherwise, and a node whose agent finds it taken does not start.
+    (agent,) = _free_ports(1)
+    own = ["--block", "--node-ip-address", "127.0.0.1", "--dashboard-agent-listen-port", str(agent)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, str(LOOPBACK_RAY), "start", "--block", "--node-ip-address", "127.0.0.1", *words],
+            [sys.executable, str(LOOPBACK_RAY), "start", *own, *words],
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -103,18 +121,30 @@ def started(words: Sequence[str], environment: Mapping[str, str], log: Path) -> 
         )
     try:
         wait_for(lambda: process.poll() is not None or "block forever" in log.read_text(), START_LIMIT_S, "ray start")
-        assert process.poll() is None, log.read_text()[-4000:]
-        yield process
-    finally:
-        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(15.0)
-        process.kill()
-        for child in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        process.wait()
+    except BaseException:
+        _ended(process)
+        raise
+    return process
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """End a node and all that it started; of one that gave up, its session's processes are left to find."""
+    family = [each for each in psutil.process_iter() if _is_of_session(each, process.pid)]
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(15.0)
+    process.kill()
+    for child in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    process.wait()
+
+
+def _is_of_session(process: psutil.Process, session: int) -> bool:
+    try:
+        return os.getsid(process.pid) == session != process.pid
+    except ProcessLookupError:
+        return False
 
 
 @contextlib.contextmanager
@@ -123,7 +153,7 @@ def running_head(*, num_cpus: int, labels: str) -> Iterator[Head]:
     folder = Path(tempfile.mkdtemp(prefix="rexj-", dir="/tmp"))  # sockets lie below it: a short path
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
-    gcs, dashboard, client, agent = _free_ports(4)
+    gcs, dashboard, client = _free_ports(3)
     environment = {
         **os.environ,
         **QUIET_ENVIRONMENT,
@@ -138,7 +168,7 @@ def running_head(*, num_cpus: int, labels: str) -> Iterator[Head]:
     }
     environment.pop("RAY_ADDRESS", None)
     words = ["--head", "--port", str(gcs), "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
-    words += ["--ray-client-server-port", str(client), "--dashboard-agent-listen-port", str(agent)]
+    words += ["--ray-client-server-port", str(client)]
     words += ["--num-cpus", str(num_cpus), "--labels", labels, "--object-store-memory", str(80 * 2**20)]
     try:
         with started(words, environment, folder / "head.log") as process:

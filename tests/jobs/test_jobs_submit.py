@@ -60,8 +60,8 @@ def test_job_submit_is_ended_by_job_stop_and_leaves_nothing(
     assert "Job 'endless' was stopped" in stopped.stdout
     assert load_journal(tmp_path / "fashion_mnist-rex").events[-1] == RunEnded(reason="interrupted")
     wait_for(lambda: not head.jobs_processes(), 60.0, "the job's processes are gone")
-    groups = head.ray("list", "placement-groups", "--format", "json", "--filter", "state!=REMOVED")
-    assert json.loads(groups.stdout[groups.stdout.index("[") :]) == []
+    groups = head.ray("list", "placement-groups", "--filter", "state!=REMOVED")
+    assert "No resource in the cluster" in groups.stdout, groups.stdout
     status = head.ray("job", "status", "endless")
     assert "was stopped" in status.stdout
 
