@@ -12,7 +12,7 @@ from typing import Any, Final
 from rex_ray.config import RexConfig
 from rex_ray.control.codec import CodecError
 from rex_ray.control.events import Event, GroupStarted, RunEnded, SearchFailed, Ticked, WorkerLost
-from rex_ray.control.journal import EVENTS_FILE, Chunk
+from rex_ray.control.journal import EVENTS_FILE, Chunk, Entry
 from rex_ray.control.journalled import JournalledController, Turn
 from rex_ray.control.phases import Ended, Group, Running, Starting, Switching
 from rex_ray.control.remembered import memory_text, remembered
@@ -69,6 +69,7 @@ class ControlHost:
         self._reference_rows: int | None = None
         self._intake = Intake()
         self._backlog = Backlog()
+        self._is_shown = True
         self._emission = Emission(on_news, make_helper, on_save)
         self._fault: str | None = None
         self._gap: str | None = None
@@ -301,7 +302,17 @@ class ControlHost:
         self._append(turn.chunks)
         for command in turn.commands:
             self._emission.emit(command)
-        self._backlog.take(turn.entries)
+        self._show(turn.entries)
+
+    def _show(self, entries: Iterable[Entry]) -> None:
+        """Have them seen. That is no decision: a fault in it ends what is seen, and nothing else."""
+        if not self._is_shown:
+            return
+        try:
+            self._backlog.take(entries)
+        except Exception:
+            self._is_shown = False
+            logger.warning("the run is not shown any more; decisions and journal go on", exc_info=True)
 
     def _append(self, chunks: Iterable[Chunk]) -> None:
         if self._can_write:

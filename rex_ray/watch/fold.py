@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from rex_ray.control.events import (
@@ -35,22 +34,13 @@ from rex_ray.core.types import StepFlag, WorkerSpec
 from rex_ray.policies.growth.blocks import NoiseBlocks
 from rex_ray.watch import words
 from rex_ray.watch.pace import Pace
+from rex_ray.watch.plans import Plan, Plans
 from rex_ray.watch.seams import Ended, Happened, Progress, Reported, Sight, WorkerView
 from rex_ray.watch.slowness import Slowness
 
 __all__ = ["RunFold", "sights_of"]
 
-_REMEMBERED: Final = 64
 _NOISE_WINDOW: Final = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """What a version stands for: its learning-rate factor, and when and as what it was decided."""
-
-    decided_step: int
-    kind: str
-    lr_factor: float
 
 
 class RunFold:
@@ -64,7 +54,7 @@ class RunFold:
         self._workers: tuple[WorkerSpec, ...] = ()
         self._shares: tuple[int, ...] = ()
         self._lr_factor = 1.0
-        self._plans: dict[int, _Plan] = {}
+        self._plans = Plans()
         self._slowness = Slowness(())
         self._pace = Pace(0, None)
         self._noise = NoiseBlocks()
@@ -193,7 +183,8 @@ class RunFold:
                 text = words.about_measured(note, decided_step, kind)
                 return self._happened("measured", text, gain=note.gain)
             case Withdrawn():
-                self._remember(note.by_version, note.step, "withdraw", self._lr_factor)
+                plan = Plan(decided_step=note.step, kind="withdraw", lr_factor=self._lr_factor)
+                self._plans.remember(note.by_version, plan)
                 return self._happened("withdrawn", words.about_withdrawn(note))
             case _:
                 return None
@@ -204,7 +195,7 @@ class RunFold:
         self._step, self._gap = event.step - 1, None
         self._pace = Pace(event.step, event.problem.dataset_size)
         self._slowness = Slowness(self._workers)
-        self._plans = {}
+        self._plans = Plans()
         self._plan(first)
         if first.proposal is not None:
             self._shares, self._lr_factor = first.proposal.local_batch_sizes, first.proposal.lr_factor
@@ -212,12 +203,8 @@ class RunFold:
 
     def _plan(self, note: Decided) -> None:
         if note.version is not None and note.proposal is not None:
-            self._remember(note.version, note.step, note.kind, note.proposal.lr_factor)
-
-    def _remember(self, version: int, decided_step: int, kind: str, lr_factor: float) -> None:
-        self._plans[version] = _Plan(decided_step=decided_step, kind=kind, lr_factor=lr_factor)
-        while len(self._plans) > _REMEMBERED:
-            del self._plans[min(self._plans)]
+            plan = Plan(decided_step=note.step, kind=note.kind, lr_factor=note.proposal.lr_factor)
+            self._plans.remember(note.version, plan)
 
     def _applied(self, note: Applied) -> Happened | None:
         plan = self._plans.get(note.version)
@@ -237,7 +224,7 @@ class RunFold:
         text = f"rank {event.rank} at step {event.step}: {event.message}"
         return self._happened("noted" if is_ordinary else "incident", text, rank=event.rank)
 
-    def _happened(self, kind: str, text: str, **figures: float) -> Happened:
+    def _happened(self, kind: str, text: str, /, **figures: float) -> Happened:
         return Happened(elapsed_s=self._now_us / 1e6, step=self._step, kind=kind, text=text, figures=figures)
 
 

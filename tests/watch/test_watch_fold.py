@@ -240,14 +240,16 @@ def test_the_time_left_is_the_rows_left_at_the_pace_of_the_clock(done, num_epoch
         assert (done - 1) * tenths < 10 * 6 or done < 3
 
 
-def test_after_a_resume_the_rows_before_it_count_as_done():
+@pytest.mark.parametrize("next_step", [27, 29, 30])  # steps came before it, none did, one is still under way
+def test_after_a_resume_the_rows_before_it_count_as_done(next_step):
     fold = RunFold()
     fold.take(Entry(number=0, event=GroupStarted(generation="g", problem=problem_of(), step=25), notes=(first(),)))
     for k in range(25, 29):
         fold.take(Entry(number=k, event=step_of(k, epoch=2)))
         fold.take(Entry(number=k, event=Ticked(now_us=k * 2 * SECOND)))
-    # Told when step 27 was the next: the steps from there on are known already.
-    fold.take(Entry(number=40, event=ScheduleReported(generation="g", epoch=2, step=29, cursor=9 * 128, num_epochs=3)))
+    cursor = (next_step - 20) * 128
+    told = ScheduleReported(generation="g", epoch=2, step=next_step, cursor=cursor, num_epochs=3)
+    fold.take(Entry(number=40, event=told))
     assert fold.progress().left_s == pytest.approx(2.0)
 
 

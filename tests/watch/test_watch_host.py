@@ -17,6 +17,7 @@ from rex_ray.hosting.control_host import ControlHost
 from rex_ray.hosting.journal_files import JournalFolder
 from rex_ray.hosting.wire import checked, encode
 from rex_ray.watch.backlog import Mark
+from rex_ray.watch.fold import RunFold
 from rex_ray.watch.seams import Ended, Happened, Reported
 from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.link import IncidentRecord, MetricRecord, Record, ScheduleRecord
@@ -106,6 +107,23 @@ def test_the_end_is_shown_also_where_the_journal_could_not_be_written(tmp_path: 
     assert [sight for sight in host.sights(Mark()).sights if isinstance(sight, Ended)] == [
         Ended(elapsed_s=0.0, reason="finished")
     ]
+
+
+def test_a_fault_in_what_is_seen_ends_no_decision(make_host, monkeypatch, caplog) -> None:
+    host = make_host()
+    host.handle(started())
+
+    def fail(_) -> None:
+        raise ArithmeticError("a fold's own fault")
+
+    monkeypatch.setattr(RunFold, "take", lambda self, entry: fail(entry))
+    train(host, *range(20))
+    assert host.fault is None
+    assert host.published is not None
+    assert host.published.version == 2, "shares follow speeds"
+    assert caplog.text.count("the run is not shown any more") == 1
+    host.end("finished")
+    assert isinstance(host.sights(Mark()).in_order[-1], Ended)
 
 
 def test_a_host_that_comes_back_still_knows_what_the_next_fit_begins_with(make_host) -> None:
