@@ -17,7 +17,7 @@ from rex_ray.hosting.transport import first_line
 from rex_ray.standalone.orders import Orders, line, said
 from rex_ray.standalone.serving import Connections
 
-__all__ = ["main"]
+__all__ = ["main", "own_output"]
 
 _LOOK_S: Final = 0.5
 _ORDERS_LIMIT_S: Final = 30.0
@@ -88,7 +88,7 @@ def _say(words: BinaryIO, document: dict[str, object]) -> None:
         return  # rank 0 is gone, which is seen elsewhere
 
 
-def _own_output() -> BinaryIO:
+def own_output() -> BinaryIO:
     """Return standard output for words to rank 0; what else is printed here, as by a policy, goes to standard error."""
     words = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -97,7 +97,7 @@ def _own_output() -> BinaryIO:
 
 def main() -> None:
     """Serve until rank 0 says otherwise, or is gone."""
-    sys.exit(asyncio.run(_serve(os.getppid(), _own_output())))
+    sys.exit(asyncio.run(_serve(os.getppid(), own_output())))
 
 
 if __name__ == "__main__":

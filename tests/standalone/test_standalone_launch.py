@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -152,6 +154,13 @@ def test_the_end_is_that_of_the_server_that_lives_not_of_one_before_it(tmp_path:
     process.close(30.0)
     assert ended is not None
     assert b"RunEnded" in (tmp_path / "journal" / "events.jsonl").read_bytes()
+
+
+def test_what_a_policy_prints_is_no_word_to_rank_0() -> None:
+    program = "from rex_ray.standalone.server import own_output\n"
+    program += "words = own_output(); print('noise', flush=True); words.write(b'a word'); words.flush()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=200, check=True)
+    assert (done.stdout, done.stderr) == (b"a word", b"noise\n")
 
 
 def test_what_is_told_to_a_process_that_never_reads_is_given_up_within_the_limit() -> None:

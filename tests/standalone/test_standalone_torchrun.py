@@ -18,7 +18,7 @@ from rex_ray.control.replay import replay
 from rex_ray.hosting.journal_files import read_files
 from rex_ray.hosting.profile_files import read_profiles
 
-pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).with_name("counting_script.py")
 ROOT = Path(__file__).parents[2]
