@@ -42,10 +42,10 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def blocks(language: str) -> list[Piece]:
-    """Every fenced block of a language."""
+def blocks(*languages: str) -> list[Piece]:
+    """Every fenced block of these languages."""
     found = ((page, each) for page in PAGES for each in FENCE.finditer(page.read_text()))
-    return [Piece(name_of(page), textwrap.dedent(each[3])) for page, each in found if each[2] == language]
+    return [Piece(name_of(page), textwrap.dedent(each[3])) for page, each in found if each[2] in languages]
 
 
 def inline() -> list[Piece]:
@@ -213,7 +213,7 @@ def shell_lines() -> list[Piece]:
     """Every line that somebody may type: of shell blocks, transcripts, sentences and the examples' first words."""
     fenced = [
         Piece(page, line.removeprefix("$ "))
-        for page, text in [*blocks("sh"), *(each for each in blocks("text") if "$ " in each.text)]
+        for page, text in [*blocks("sh", "bash"), *(each for each in blocks("text") if "$ " in each.text)]
         for line in re.sub(r" *\\\n *", " ", text).splitlines()
     ]
     typed = [piece for piece in inline() if re.match(r"(python|rex-ray|make|torchrun|ray) ", piece.text)]
@@ -243,7 +243,7 @@ def test_commands_of_rex_ray_and_their_options_exist() -> None:
     group: Any = get_command(app)  # of click, or of the copy of it that typer brings
     used = list(words_after("rex-ray"))
     assert len(used) > 50
-    wrong = []
+    wrong: list[tuple[Any, ...]] = []
     for page, words in used:
         command: Any = group
         rest = list(words)
