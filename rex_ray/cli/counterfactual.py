@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,10 +27,12 @@ __all__ = ["OTHERS", "counterfactuals"]
 OTHERS = ("bsp", "dlb", "lb_bsp", "pollux", "rex")
 """Policies that a run is compared with, with their default options."""
 
-_MOST_WORKER_STEPS, _FEWEST_STEPS = 20_000, 400
+_MOST_WORKER_STEPS, _FEWEST_STEPS = 10_000, 400
 """What one replay may play. Five policies by three seeds of it take some ten seconds of one processor core."""
 
-_PATIENCE = 3
+_PATIENCE = 1.5
+"""Times the run's own steps that a policy may take; what is left then is taken at its later pace."""
+
 _LAG_STEPS = 10
 _NOWHERE = Source(repo="", commit="", path="")
 
@@ -97,15 +100,15 @@ class _Replays:
     def estimate(self, header: Header, own: str | None) -> Estimate | None:
         """Play a policy on every seed; None where it cannot run here at all."""
         totals: list[float] = []
-        is_short = False
+        done = 1.0
         for seed in self.seeds:
             try:
-                seconds, done = self._play(replace(header, seed=header.seed + seed), self.world.scenario(seed), seed)
+                seconds, share = self._play(replace(header, seed=header.seed + seed), self.world.scenario(seed), seed)
             except (ConfigError, InfeasibleError):
                 # A policy or an option of another version, or a batch that its rules cannot share out.
                 return None
             totals.append(seconds)
-            is_short |= not done
+            done = min(done, share)
         return Estimate(
             policy=header.policy,
             seconds=statistics.median(totals),
@@ -113,10 +116,11 @@ class _Replays:
             high_s=max(totals),
             to_run=1.0,
             num_replays=len(totals),
-            remark=self._remark(header.policy, own, is_short),
+            remark=self._remark(header.policy, own, done),
         )
 
-    def _play(self, header: Header, scenario: Scenario, seed: int) -> tuple[float, bool]:
+    def _play(self, header: Header, scenario: Scenario, seed: int) -> tuple[float, float]:
+        """Return the seconds to the run's progress, and the share of it that was played."""
         learner: _Rows | TraceLearner = _Rows(target_rows=self.target_rows)
         if self.learning is not None:
             learner = TraceLearner(
@@ -124,16 +128,26 @@ class _Replays:
                 reference_batch_size=self.world.problem.global_batch_size,
                 gradients=NoisyGradients(seed=seed),
             )
-        most = _PATIENCE * len(self.world.places)
-        halfway = _Halfway(learner=learner, target_rows=self.target_rows)
-        played = simulate(controller_for(header), scenario, num_steps=most, learner=halfway, keep="figures")
-        return self._whole_s(played, halfway.first_steps), learner.is_done
+        most = math.ceil(_PATIENCE * len(self.world.places))
+        trail = _Trail(learner=learner)
+        played = simulate(controller_for(header), scenario, num_steps=most, learner=trail, keep="figures")
+        return self._whole_s(played, trail), min(1.0, trail.progress_rows[-1] / self.target_rows)
 
-    def _whole_s(self, played: SimulatedRun, first_steps: int) -> float:
-        first_s = float(played.step_s[:first_steps].sum())
-        return first_s + self.times * (played.total_s - first_s) if self.times > 1 else played.total_s
+    def _whole_s(self, played: SimulatedRun, trail: _Trail) -> float:
+        """Return the seconds to all of the progress, its second half counted as often as it stands for."""
+        made, at_s = np.array(trail.progress_rows), np.cumsum(played.step_s)
+        total_s = played.total_s
+        at_s *= total_s / at_s[-1]  # what the run was charged beside its steps is spread over them
+        if not trail.is_done:
+            # Cut off where it stands, a policy of small batches would pass for one that is as fast as the run.
+            middle = (len(made) - 1) // 2
+            pace = (made[-1] - made[middle]) / (at_s[-1] - at_s[middle])
+            total_s += float((self.target_rows - made[-1]) / pace)
+            made, at_s = np.append(made, self.target_rows), np.append(at_s, total_s)
+        half_s = float(np.interp(self.target_rows / 2, made, at_s))
+        return half_s + self.times * (total_s - half_s)
 
-    def _remark(self, policy: str, own: str | None, is_short: bool) -> str:
+    def _remark(self, policy: str, own: str | None, done: float) -> str:
         said = []
         group = self.world.group
         if own is None:
@@ -145,8 +159,8 @@ class _Replays:
             said.append(
                 f"from {len(self.world.places):,} of {len(group.data.steps):,} steps: the start and a later part"
             )
-        if is_short:
-            said.append("did not make the run's progress in three times its steps")
+        if done < 1.0:
+            said.append(f"played to {done:.0%} of the run's progress, the rest at its later pace")
         if policy != "bsp" and any(kind.sizes.keys[-1] < 1.3 * kind.sizes.keys[0] for kind in self.curves.kinds):
             said.append("some kind ran about one size only, so its curve at others is a guess")
         if self.learning is None and policy == "pollux":
@@ -175,12 +189,11 @@ class _Rows:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Halfway:
-    """A learner that remembers at which step half of the progress had been made."""
+class _Trail:
+    """A learner that remembers the progress after every step."""
 
     learner: _Rows | TraceLearner
-    target_rows: float
-    first_steps: int = 0
+    progress_rows: list[float] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -191,7 +204,7 @@ class _Halfway:
 
     def advance(self, num_rows: int, lr_factor: float) -> None:
         self.learner.advance(num_rows, lr_factor)
-        self.first_steps += self.learner.progress_rows <= self.target_rows / 2
+        self.progress_rows.append(self.learner.progress_rows)
 
 
 def _stretch(group: GroupTimes, count: int) -> IntArray:

@@ -58,3 +58,15 @@ def test_a_long_run_is_played_in_part_and_says_so(monkeypatch) -> None:
     found = counterfactuals(long, Header(seed=0, mode="auto", policy="rex"))
     assert "400 of 1,500 steps" in found[0].remark
     assert found[0].seconds == pytest.approx(float(long.groups[0].step_s.sum()), rel=0.03)
+
+
+def test_a_replay_that_is_cut_short_takes_the_rest_at_its_pace(monkeypatch) -> None:
+    """Cut off where it stood, a policy that needs more steps than the run would come out as fast as the run."""
+    run = as_run("bsp", play("bsp", world(), 400))
+    whole, *_ = counterfactuals(run, Header(seed=0, mode="auto", policy="bsp"))
+    monkeypatch.setattr("rex_ray.cli.counterfactual._PATIENCE", 0.4)
+    monkeypatch.setattr("rex_ray.cli.counterfactual.OTHERS", ())
+    short, *_ = counterfactuals(run, Header(seed=0, mode="auto", policy="bsp"))
+    assert "40%" in short.remark
+    assert "played to" not in whole.remark
+    assert short.seconds == pytest.approx(whole.seconds, rel=0.02)
