@@ -183,3 +183,27 @@ def test_what_a_switch_costs_is_overhead_and_no_saving() -> None:
 def test_devices_of_the_worlds_are_the_fits() -> None:
     facts = run_facts(as_run("rex", play("rex", world(seed=5), 200)))
     assert [fit.device for fit in facts.fits] == sorted(set(DEVICES))
+
+
+def test_the_ledger_keeps_groups_apart_that_run_the_same_steps() -> None:
+    """A smaller group that resumes from a save decides within the steps of the group before it."""
+    run = as_run("rex", play("rex", world(seed=6), 200))
+    (first,) = run.groups
+    later = int(first.versions.max()) + 1
+    second = replace(
+        first,
+        generation="second",
+        devices=first.devices[:2],
+        steps=first.steps + 50,
+        versions=later + (first.steps >= 100),
+        num_rows=first.num_rows[:, :2],
+        own_s=first.own_s[:, :2],
+        problem=None,
+    )
+    moved = replace(run.decisions[-1], decided_at_step=149, version=later + 1, after=(100, 156), applied_at_step=150)
+    facts = run_facts(replace(run, groups=(first, second), decisions=(*run.decisions, moved)))
+    assert facts.oracle_s is not None
+    parts_s = facts.oracle_s + sum(row.seconds for row in facts.ledger)
+    assert parts_s == pytest.approx(float(first.step_s.sum() + second.step_s.sum()))
+    alone = {row.name: row.seconds for row in run_facts(run).ledger}
+    assert alone.keys() <= {row.name for row in facts.ledger}

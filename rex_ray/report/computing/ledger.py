@@ -7,6 +7,7 @@ keeps its own noise. Nobody knows which batches would have been best, so they ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -66,7 +67,14 @@ def ledger_of(curves: RunCurves, decisions: Sequence[DecisionRow]) -> RunLedger:
         curves: its curves.
         decisions: of the whole run, in order.
     """
-    books = [_Books(group=group, decisions=decisions) for group in curves.groups]
+    starts = [int(group.data.versions.min()) for group in curves.groups]
+    # Steps do not tell whose a decision is: a group that resumes from a save runs some of the last one's again.
+    books = [
+        _Books(
+            group=group, decisions=[row for row in decisions if row.version is not None and start <= row.version < end]
+        )
+        for group, start, end in zip(curves.groups, starts, [*starts[1:], math.inf], strict=True)
+    ]
     for book in books:
         book.enter()
     lost = {
