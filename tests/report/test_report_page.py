@@ -11,11 +11,13 @@ import pytest
 from pages import Page
 
 from experiments._report_runs import make_facts, make_run
+from rex_ray.report.charts.figure import step_range
 from rex_ray.report.facts import RunFacts, Saving
 from rex_ray.report.page.bars import ledger_bars
 from rex_ray.report.page.document import run_document
 from rex_ray.report.page.headline import headline
 from rex_ray.report.page.html import render_comparison, render_html
+from rex_ray.report.page.key_figures import key_figures
 from rex_ray.report.reading.schema import RunData
 
 RUN, FACTS = make_run(), make_facts()
@@ -185,6 +187,29 @@ def test_the_document_is_json_with_the_units_in_its_names() -> None:
     assert document["metrics"] == {"loss": None}
     assert document["devices"] == {"T4": 2, "V100": 2}
     assert json.loads(json.dumps(run_document(EMPTY, RunFacts()), allow_nan=False))["saving"] is None
+
+
+def test_metrics_that_were_no_numbers_have_no_best() -> None:
+    losses = (float("nan"), 2.0, 1.0, 3.0)
+    points = [replace(RUN.metrics[0], metrics={"loss": loss}) for loss in losses]
+    figures = {figure.key: figure for figure in key_figures(replace(RUN, metrics=tuple(points)))}
+    assert figures["loss"].detail == "best 1"
+    figures = {figure.key: figure for figure in key_figures(replace(RUN, metrics=tuple(points[:1])))}
+    assert figures["loss"].detail == ""
+
+
+def test_anchors_stay_unique_where_metrics_differ_by_a_sign_only() -> None:
+    points = tuple(replace(point, metrics={"a/b": point.step, "a b": 2.0 * point.step}) for point in RUN.metrics)
+    tree = Page(render_comparison([replace(RUN, metrics=points)] * 2, [FACTS, FACTS]))
+    ids = [element.attributes["id"] for element in tree.root.walk() if "id" in element.attributes]
+    assert len(ids) == len(set(ids))
+    assert {link.attributes["href"][1:] for link in tree.of("a")} <= set(ids)
+
+
+def test_the_axis_of_steps_reaches_over_every_group_where_one_resumes_earlier() -> None:
+    (group,) = RUN.groups
+    resumed = replace(group, steps=group.steps[:20] + 100, versions=group.versions[:20])
+    assert step_range([group, resumed]) == (0.0, 200.0)
 
 
 @pytest.mark.parametrize(("num_workers", "num_steps"), [(8, 100_000), (64, 20_000), (1024, 400)])

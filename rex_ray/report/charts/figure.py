@@ -74,8 +74,8 @@ def axes(  # one parameter per side of the frame reads better than a record
 
 
 def step_range(groups: Sequence[GroupData]) -> tuple[float, float]:
-    """Return the first step of a run and the one after its last."""
-    return float(groups[0].steps[0]), float(groups[-1].steps[-1] + 1)
+    """Return the first step of a run and the one after its last, whichever groups ran them: one may resume earlier."""
+    return float(min(group.steps[0] for group in groups)), float(max(group.steps[-1] for group in groups) + 1)
 
 
 def thin(steps: IntArray, values: FloatArray, max_points: int = MAX_POINTS) -> tuple[FloatArray, FloatArray]:

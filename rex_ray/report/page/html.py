@@ -49,7 +49,7 @@ def render_comparison(runs: Sequence[RunData], facts: Sequence[RunFacts]) -> str
     views = [view_run(run, fact, prefix=f"r{number}-") for number, (run, fact) in enumerate(pairs, start=1)]
     metrics = metric_figures({run.name: run.metrics for run in named})
     split_columns, splits = split_ends(named)
-    anchors = [("figures", "Key figures"), *((f"all-{slug(figure.title)}", figure.title) for figure in metrics)]
+    anchors = [("figures", "Key figures"), *((f"all-{at}", one.title) for at, one in enumerate(metrics, start=1))]
     anchors += [("splits", "Splits"), *((f"{view.prefix}run", view.run.name) for view in views)]
     title = names[0] + "".join(f", {name}" for name in names[1:-1]) + f" and {names[-1]}"
     return _render(

@@ -173,13 +173,14 @@ def _metric_figures(metrics: Sequence[MetricPoint]) -> list[KeyFigure]:
     name = next((name for name in _BEST if name in reported), None)
     if name is not None:
         values = [point.metrics[name] for point in metrics if name in point.metrics]
-        best = max(values) if "accuracy" in name else min(values)
+        known = [value for value in values if np.isfinite(value)]
+        best = max(known, default=None) if "accuracy" in name else min(known, default=None)
         figures.append(
             KeyFigure(
                 key=name,
                 label=name.replace("_", " "),
                 value=f"{values[-1]:.4g}",
-                detail=f"best {best:.4g}",
+                detail="" if best is None else f"best {best:.4g}",
                 number=values[-1],
             )
         )

@@ -63,8 +63,9 @@ class GroupData:
 
     @property
     def imbalance(self) -> FloatArray:
-        """``max_i t_i / mean_i t_i - 1`` per step, shape ``[k]``."""
-        ratio: FloatArray = self.own_s.max(axis=1) / self.own_s.mean(axis=1) - 1.0
+        """``max_i t_i / mean_i t_i - 1`` per step, shape ``[k]``; 0 where all took less than the clock tells."""
+        mean_s = self.own_s.mean(axis=1)
+        ratio: FloatArray = self.own_s.max(axis=1) / np.where(mean_s > 0, mean_s, np.inf) - (mean_s > 0)
         return ratio
 
 
