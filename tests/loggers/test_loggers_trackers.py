@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -233,18 +234,27 @@ def test_wandb_has_one_run_per_fit_with_every_figure_at_its_step(tmp_path, monke
     assert [name.name.rpartition("-")[2] for name in folders] == ["abc123"] * len(folders)
 
 
-def _history(path: Path) -> list[dict[str, float]]:
-    """Read an offline run's figures back: protocol buffers in the log format of LevelDB, behind a header of 7 bytes."""
+def _history(path: Path, limit_s: float = 30.0) -> list[dict[str, float]]:
+    """Read an offline run's figures back: protocol buffers in the log format of LevelDB, behind a header of 7 bytes.
+
+    W&B's own process may write them a moment after ``finish`` has returned; a run that is whole ends with ``exit``.
+    """
     from wandb.proto import wandb_internal_pb2
 
-    rows = []
-    for data in _records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-            rows.append({key: json.loads(value) for key, value in items.items()})
-    return rows
+    deadline = time.monotonic() + limit_s
+    while True:
+        rows, kinds = [], set()
+        for data in _records(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            kinds.add(record.WhichOneof("record_type"))
+            if record.WhichOneof("record_type") == "history":
+                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                rows.append({key: json.loads(value) for key, value in items.items()})
+        if "exit" in kinds:
+            return rows
+        assert time.monotonic() < deadline, f"{path} was not whole within {limit_s} s; it holds {kinds}"
+        time.sleep(0.1)
 
 
 def _records(data: bytes) -> Iterator[bytes]:
