@@ -109,7 +109,7 @@ def _yes_or_no(name: str, value: Any) -> str | None:
 
 
 def _path(name: str, value: Any) -> str | None:
-    if isinstance(value, str):
+    if isinstance(value, str) and value:
         return None
     return f"{name} must be the path of a past run or of its profiles, got {value!r}"
 

@@ -61,6 +61,7 @@ def test_the_environment_counts_only_where_it_is_asked_for(tmp_path: Path, monke
         ("REX_RAY_SEED__X", "1", "unknown variable REX_RAY_SEED__X"),
         ("REX_RAY_SEED", "", "REX_RAY_SEED is empty: give it a value, or unset it"),
         ("REX_RAY_SEED", "one", "REX_RAY_SEED: seed must be a whole number of at least 0, got 'one'"),
+        ("REX_RAY_LEARN_FROM", "''", "learn_from must be the path of a past run or of its profiles, got ''"),
         ("REX_RAY_SEED", "[", "REX_RAY_SEED: '[' cannot be read as a value"),
         ("REX_RAY_POLICY_OPTIONS__MIN_GIAN", "1", "did you mean 'min_gain'?"),
         ("REX_RAY_POLICY_OPTIONS", "3", "policy_options must map option names to values, got 3"),
