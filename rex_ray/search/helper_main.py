@@ -135,11 +135,13 @@ class _Desk:
 def _step_aside() -> None:
     """Give way to training: this process, and the group that Linux makes of every session (autogroup).
 
-    Sessions share the processor evenly, whatever is nice within them, and this process has one of its own.
+    Sessions share the processor evenly, whatever is nice within them. Only in a session of its own, as its asker starts
+    it: started by hand, it would have everything else in the caller's session give way, too.
     """
     os.nice(_NICE)
-    with contextlib.suppress(OSError):  # other systems have no such group, and some kernels none either
-        Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # other systems have no such group, and some kernels none either
+            Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 def main() -> None:

@@ -282,7 +282,9 @@ def test_a_helper_does_not_outlive_its_asker() -> None:
 
 @pytest.mark.parametrize("said", [b"", b'{"op":"start","search":0,"pro', b"[]\n", b"{}\n"])
 def test_a_helper_is_gone_whatever_its_asker_said_last(said: bytes) -> None:
-    """An asker that is killed may leave half a line behind."""
+    """An asker that is killed may leave half a line behind. Started within a session, it asks nothing of that session."""
+    group = Path("/proc/self/autogroup")
+    before = group.read_text() if group.exists() else ""
     with subprocess.Popen(
         [sys.executable, "-m", "rex_ray.search.helper_main"],
         stdin=subprocess.PIPE,
@@ -294,6 +296,7 @@ def test_a_helper_is_gone_whatever_its_asker_said_last(said: bytes) -> None:
         finally:
             process.kill()
     assert process.returncode in (0, 1)
+    assert before == (group.read_text() if group.exists() else "")
 
 
 def _is_running(pid: int) -> bool:
