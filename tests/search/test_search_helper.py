@@ -282,7 +282,7 @@ def test_a_helper_does_not_outlive_its_asker() -> None:
 
 @pytest.mark.parametrize("said", [b"", b'{"op":"start","search":0,"pro', b"[]\n", b"{}\n"])
 def test_a_helper_is_gone_whatever_its_asker_said_last(said: bytes) -> None:
-    """An asker that is killed may leave half a line behind. Started within a session, it asks nothing of that session."""
+    """An asker that is killed may leave half a line behind. Within a session, it asks nothing of that session."""
     group = Path("/proc/self/autogroup")
     before = group.read_text() if group.exists() else ""
     with subprocess.Popen(
