@@ -108,9 +108,13 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def run_there(bin_folder: Path, folder: Path, *words: str, timeout_s: float = 280) -> str:
+    return said_there(bin_folder, folder, "rex-ray", *words, timeout_s=timeout_s)
+
+
+def said_there(bin_folder: Path, folder: Path, program: str, *words: str, timeout_s: float = 280) -> str:
     environ = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     environ |= {"PATH": f"{bin_folder}{os.pathsep}{environ['PATH']}", "RAY_USAGE_STATS_ENABLED": "0"}
-    command = [bin_folder / "rex-ray", *words]
+    command = [bin_folder / program, *words]
     done = subprocess.run(
         command, cwd=folder, env=environ, capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -120,10 +124,7 @@ def run_there(bin_folder: Path, folder: Path, *words: str, timeout_s: float = 28
 
 @pytest.mark.slow
 def test_the_installed_wheel_plans(installed: Path, tmp_path: Path) -> None:
-    program = "import rex_ray; print(rex_ray.__file__)"
-    where = subprocess.run(
-        [installed / "python", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=True
-    ).stdout
+    where = said_there(installed, tmp_path, "python", "-c", "import rex_ray; print(rex_ray.__file__)")
     assert str(installed.parent) in where
     assert run_there(installed, tmp_path, "--version") == f"rex-ray {__version__}\n"
     assert "V100" in run_there(installed, tmp_path, "plan", "-c", "4xT4,4xV100", "-w", "resnet50")
