@@ -100,11 +100,16 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
     venv.create(folder, with_pip=False)
     site = next(folder.glob("lib/python*/site-packages"))
     install = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet"]
-    subprocess.run([*install, "--no-deps", "--no-index", built[0]], check=True, timeout=280)
+    # On the caller's path it would find this very project installed, and install nothing.
+    subprocess.run([*install, "--no-deps", "--no-index", built[0]], env=own_environ(), check=True, timeout=280)
     import torch
 
     (site / "zz_borrowed.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     return folder / "bin"
+
+
+def own_environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
 
 
 def run_there(bin_folder: Path, folder: Path, *words: str, timeout_s: float = 280) -> str:
@@ -112,7 +117,7 @@ def run_there(bin_folder: Path, folder: Path, *words: str, timeout_s: float = 28
 
 
 def said_there(bin_folder: Path, folder: Path, program: str, *words: str, timeout_s: float = 280) -> str:
-    environ = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    environ = own_environ()
     environ |= {"PATH": f"{bin_folder}{os.pathsep}{environ['PATH']}", "RAY_USAGE_STATS_ENABLED": "0"}
     command = [bin_folder / program, *words]
     done = subprocess.run(
