@@ -208,6 +208,7 @@ def test_a_matrix_is_played_by_one_process_at_a_time(tmp_path):
         pass
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_cell_that_fails_is_tried_twice_and_named_with_its_own_error(tmp_path):

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 from collections.abc import Iterator
 
 import pytest
 from gloo_group import GlooGroup
-
-
-def load(rank: int) -> None:
-    for name in ("accelerate", "transformers", "lightning.pytorch"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+from heavy_imports import load
 
 
 @pytest.fixture(scope="session")

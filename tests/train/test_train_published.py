@@ -50,6 +50,7 @@ def test_lb_bsp_moves_rows_from_the_slow_worker_to_the_fast_one(cluster: LocalCl
     assert replay(journal).is_identical
 
 
+@pytest.mark.long
 def test_pollux_has_norms_measured_and_grows_in_equal_shares(cluster: LocalCluster, tmp_path: Path) -> None:
     # The counting model's noise scale is its number of rows, and a sixteenth of them the largest batch.
     trainer = trained(tmp_path, cluster, 6, 8, policy="pollux", norm_interval_steps=2, max_global_batch_size=16)

@@ -54,6 +54,7 @@ def test_fashion_mnist_trains_from_the_command_line_and_its_journal_replays(tmp_
     assert stopped.value.code in (0, None)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(240)
