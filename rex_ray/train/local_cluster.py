@@ -20,8 +20,9 @@ import ray
 from ray._private import ray_constants
 from ray.cluster_utils import Cluster
 
-from rex_ray.core.errors import ConfigError
+from rex_ray.core.errors import ConfigError, LinkError
 from rex_ray.train.placement import label_selectors
+from rex_ray.train.telemetry import first_line
 
 __all__ = ["LocalCluster", "local_cluster", "quiet_surroundings"]
 
@@ -78,7 +79,8 @@ class LocalCluster:
     def add_node(self, device: str, num_workers: int = 1) -> Any:
         """Add a node of one kind of device with room for so many workers; return Ray's handle. Main thread only."""
         labels = {self.device_label: device}
-        return self.nodes.add_node(num_cpus=num_workers, labels=labels, **_common(self.object_store_bytes))
+        with _in_time():
+            return self.nodes.add_node(num_cpus=num_workers, labels=labels, **_common(self.object_store_bytes))
 
     @property
     def label_selectors(self) -> list[dict[str, str]]:
@@ -109,6 +111,7 @@ def local_cluster(
 
     Raises:
         ConfigError: no devices, a count below 1, or this process is already connected to a cluster.
+        LinkError: a node did not start within Ray's own limit.
     """
     selectors = label_selectors(devices, device_label)  # validates the counts before anything starts
     if ray.is_initialized():
@@ -141,16 +144,37 @@ def _common(object_store_bytes: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    """Have a node that does not come up be an error of ours: Ray raises a bare ``Exception``.
+
+    It is not tried again: what was late may come up beside its successor, and be a node too many.
+
+    Raises:
+        LinkError: a node did not start within Ray's own limit.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception and not isinstance(error, TimeoutError):
+            raise
+        raise LinkError(
+            f"a node of the cluster on this machine did not start. Ray, which gives each some 30 s, says: "
+            f"{first_line(error)} Try again when the machine has less to do"
+        ) from error
+
+
+@contextlib.contextmanager
 def _nodes(devices: Mapping[str, int], device_label: str, head_cpus: int, object_store_bytes: int) -> Iterator[Cluster]:
     common = _common(object_store_bytes)
     cluster = Cluster(shutdown_at_exit=True)
     try:
-        cluster.add_node(
-            num_cpus=head_cpus, include_dashboard=False, no_monitor=True, dashboard_agent_listen_port=0, **common
-        )
-        for device, count in devices.items():
-            cluster.add_node(num_cpus=count, labels={device_label: device}, wait=False, **common)
-        cluster.wait_for_nodes(timeout=60)
+        with _in_time():
+            cluster.add_node(
+                num_cpus=head_cpus, include_dashboard=False, no_monitor=True, dashboard_agent_listen_port=0, **common
+            )
+            for device, count in devices.items():
+                cluster.add_node(num_cpus=count, labels={device_label: device}, wait=False, **common)
+            cluster.wait_for_nodes(timeout=60)
         yield cluster
     finally:
         cluster.shutdown()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from rex_ray import ConfigError, local_cluster
-from rex_ray.train.local_cluster import LocalCluster
+from rex_ray import ConfigError, LinkError, local_cluster
+from rex_ray.train.local_cluster import LocalCluster, _in_time
 from rex_ray.train.placement import live_nodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
@@ -78,3 +78,12 @@ def test_a_cluster_listens_on_the_loopback_only_and_leaves_no_trace(cluster: Loc
 def test_devices_are_checked_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'T4' needs a whole number"), local_cluster({"T4": 0}):
         pass
+
+
+def test_a_node_that_comes_too_late_is_an_error_with_a_remedy_and_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(LinkError, match=r"timed out during startup\. Try again when the machine has less"), _in_time():
+        raise Exception("The current node timed out during startup.")  # noqa: TRY002 - what Ray raises
+    with pytest.raises(LinkError), _in_time():
+        raise TimeoutError("2 of 3 nodes are there")
+    with pytest.raises(ValueError, match="object store"), _in_time():
+        raise ValueError("the object store is too small")
