@@ -10,16 +10,15 @@ from functools import partial
 from typing import Any, Final
 
 from rex_ray.config import RexConfig
-from rex_ray.control.codec import CodecError
 from rex_ray.control.events import Event, GroupStarted, RunEnded, SearchFailed, Ticked, WorkerLost
 from rex_ray.control.journal import EVENTS_FILE, Chunk, Entry
 from rex_ray.control.journalled import JournalledController, Turn
 from rex_ray.control.phases import Ended, Group, Running, Starting, Switching
-from rex_ray.control.remembered import memory_text, remembered
 from rex_ray.core.errors import InfeasibleError, RexError
 from rex_ray.core.types import Allocation, LearntShape
 from rex_ray.hosting.control_status import ControlStatus
 from rex_ray.hosting.emission import Emission, Searching
+from rex_ray.hosting.handed_down import HandedDown
 from rex_ray.hosting.intake import Intake
 from rex_ray.hosting.journal_files import JournalStore
 from rex_ray.hosting.search_events import event_of
@@ -65,8 +64,6 @@ class ControlHost:
         memory: str | None = None,
     ) -> None:
         self._store = store
-        self._earlier_memory = memory
-        self._reference_rows: int | None = None
         self._intake = Intake()
         self._backlog = Backlog()
         self._is_shown = True
@@ -77,8 +74,7 @@ class ControlHost:
         self._num_restarts = 0
         self._controller = self._begin(config, custom_policy)
         self._has_ended = isinstance(self._controller.controller.phase, Ended)
-        if self.group is not None:
-            self._reference_rows = self.group.problem.global_batch_size
+        self._handed_down = HandedDown(memory, self.group.problem.global_batch_size if self.group else None)
         # They lived in a process that ended with this host's predecessor.
         for search_id in self._controller.controller.state.searches:
             self.handle(SearchFailed(search_id=search_id, reason="the helper was lost with the control actor"))
@@ -115,11 +111,7 @@ class ControlHost:
     @property
     def memory(self) -> str | None:
         """What the policy knows by now, for the next ``fit`` of the run; None before a group, and after a fault."""
-        controller = self._controller.controller
-        state = controller.state.policy_state
-        if state is None or self._reference_rows is None or self._fault is not None:
-            return None
-        return memory_text(controller.policy, state, self._reference_rows)
+        return None if self._fault is not None else self._handed_down.left(self._controller.controller)
 
     def newer(self, generation: str, version: int) -> Allocation | None:
         """Return the newest allocation of the running group, if that is ``generation`` and knows only ``version``."""
@@ -171,8 +163,7 @@ class ControlHost:
             InfeasibleError: no allocation fits the group's bounds.
             RexError: the controller has failed, or another group has taken this one's place.
         """
-        self.handle(self._with_memory(event))
-        self._reference_rows = event.problem.global_batch_size
+        self.handle(self._handed_down.given(event, self._controller.controller))
         first = self.newer(event.generation, -1)
         if first is None:
             raise RexError(f"the controller decides nothing: {self._fault or self._why_not()}")
@@ -270,18 +261,6 @@ class ControlHost:
             state.last_step,
         )
         return controller
-
-    def _with_memory(self, event: GroupStarted) -> GroupStarted:
-        """Have the first group bring an earlier life's memory, if it resumes from a save; else all begins anew."""
-        controller = self._controller.controller
-        if self._earlier_memory is None or event.allocation is None or controller.state.policy_state is not None:
-            return event
-        try:
-            remembered(controller.policy, self._earlier_memory, event.problem.global_batch_size)
-        except CodecError as error:
-            logger.warning("what the controller knew before is not used: %s; it learns anew", error)
-            self._earlier_memory = None
-        return replace(event, memory=self._earlier_memory)
 
     def _why_not(self) -> str:
         return "the run has ended" if self._has_ended else "another worker group has taken this one's place"
