@@ -124,7 +124,8 @@ def test_ctrl_c_is_one_line_and_its_own_code() -> None:
         "import os, signal\n"
         "from rex_ray.cli import main\n"
         "import rex_ray.cli.environment as there\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs inherit that it is ignored
+        # A shell's background jobs inherit that it is ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def interrupted(): os.kill(os.getpid(), signal.SIGINT); signal.pause()\n"
         "there.describe_environment = interrupted\n"
         "main(['env'])\n"
