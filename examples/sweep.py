@@ -104,12 +104,12 @@ def main() -> None:
     if results.num_errors:
         raise SystemExit(f"{results.num_errors} of {len(results)} trials failed; their errors stand above")
     # What the trials said last, not `results.get_dataframe()`: that reads their files, which may not be there yet.
-    print("policy  global_batch_size  accuracy  time_total_s")
+    print("policy  global_batch_size  reports  accuracy  time_total_s")
     for one in sorted(results, key=lambda one: -one.metrics["accuracy"]):
         found, said = one.config, one.metrics
         print(
-            f"{found['policy']:<6}  {found['global_batch_size']:>17}  {said['accuracy']:>8.4f}"
-            f"  {said['time_total_s']:>12.1f}"
+            f"{found['policy']:<6}  {found['global_batch_size']:>17}  {said['training_iteration']:>7}"
+            f"  {said['accuracy']:>8.4f}  {said['time_total_s']:>12.1f}"
         )
 
 

@@ -104,6 +104,7 @@ def transient(tmp_path_factory) -> dict:
     return run_demo(make_settings("transient", quick=True), ("rex",), output, Console(file=io.StringIO(), width=100))
 
 
+@pytest.mark.long
 class TestAWorkerThatSlowsDown:
     """The quick transient scenario, with the whole method."""
 

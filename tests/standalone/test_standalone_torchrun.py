@@ -84,6 +84,7 @@ def test_shares_follow_speeds_and_training_outlives_its_control_server(tmp_path:
     assert {shape.device for shape in read_profiles(tmp_path)} == {"T4", "V100"}
 
 
+@pytest.mark.long
 def test_a_killed_rank_costs_no_row_and_other_ranks_go_on_from_what_it_saved(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "--num-epochs=4", "--kill-rank-1-at-step=25", max_restarts=1)
     assert done.returncode == 0, done.stderr

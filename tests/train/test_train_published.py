@@ -37,6 +37,7 @@ def rows_per_epoch(trainer: RexTrainer) -> dict[int, int]:
     return rows
 
 
+@pytest.mark.long
 def test_lb_bsp_moves_rows_from_the_slow_worker_to_the_fast_one(cluster: LocalCluster, tmp_path: Path) -> None:
     trainer = trained(tmp_path, cluster, 6, BATCH, policy="lb_bsp", policy_options={"window": 4})
     journal = journal_of(trainer.journal_dir)

@@ -136,6 +136,7 @@ def test_a_job_has_one_tracker_run_however_many_ranks_train(watched_run) -> None
         assert run.name.endswith(recorder.begun[0].run_id)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(480)
