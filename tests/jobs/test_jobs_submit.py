@@ -83,4 +83,4 @@ def test_two_own_machines_make_a_cluster_that_the_doctor_and_job_submit_know(
         code, output = head.submit("elsewhere", project, *fashion_mnist(images, tmp_path, *options))
         assert code == 0, output[-4000:]
         (group,) = load_run(tmp_path / "fashion_mnist-rex").groups
-        assert [worker.device for device in group.devices] == ["V100", "V100"]
+        assert group.devices == ("V100", "V100")
