@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Annotated, Any
 
 import typer
+
+from rex_ray.core.plain_json import finite_json
 
 __all__ = [
     "EXIT_CODES",
@@ -59,12 +60,4 @@ def answering(as_json: bool) -> Iterator[None]:
 
 def write_json(document: Any) -> None:
     """Write one JSON document; what is no finite number becomes null, since JSON has no word for it."""
-    sys.stdout.write(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    sys.stdout.write(json.dumps(finite_json(document), indent=2, allow_nan=False) + "\n")

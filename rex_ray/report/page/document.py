@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from rex_ray.core.plain_json import finite_json
 from rex_ray.report.facts import RunFacts
 from rex_ray.report.page.key_figures import key_figures
 from rex_ray.report.reading.schema import RunData
@@ -37,20 +37,10 @@ def run_document(run: RunData, facts: RunFacts) -> dict[str, Any]:
         "events": [asdict(event) for event in run.events],
         "notices": list(run.notices),
     }
-    finite: dict[str, Any] = _finite(document)
+    finite: dict[str, Any] = finite_json(document)
     return finite
 
 
 def _last_shares(run: RunData) -> list[int]:
     applied = [row for row in run.decisions if row.applied_at_step is not None and row.after]
     return list(applied[-1].after) if applied else []
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
