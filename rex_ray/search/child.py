@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import IO, Final
 
+from rex_ray.core.child_environment import child_environment
 from rex_ray.search.protocol import Message, decode, encode
 
 __all__ = ["Child"]
@@ -17,10 +17,6 @@ __all__ = ["Child"]
 _CHUNK_BYTES: Final = 1 << 16
 _KEPT_STDERR_BYTES: Final = 4096
 _KILL_LIMIT_S: Final = 2.0
-_LIBRARY: Final = str(Path(__file__).parents[2])
-_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": ""}
-"""Ax computes with torch, which must not open a context in the memory of a device that trains."""
 
 
 class Child:
@@ -41,7 +37,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env=_environment(env),
+            env=child_environment(os.environ, env),
             start_new_session=True,  # an interrupt from the keyboard is the asker's to answer
         )
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -108,14 +104,6 @@ class Child:
             while self._unsent:
                 written = os.write(self._process.stdin.fileno(), self._unsent[:_CHUNK_BYTES])
                 self._unsent = self._unsent[written:]
-
-
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The present environment, one thread for arithmetic, no device, and this library where the asker found it."""
-    merged = {**os.environ, **_ONE_THREAD, **_NO_DEVICE, **env}
-    path = [merged.get("PYTHONPATH", ""), _LIBRARY]
-    merged["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
-    return merged
 
 
 def _read_all(pipe: IO[bytes] | None) -> bytes:

@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
+from rex_ray.core.child_environment import child_environment
 from rex_ray.core.errors import ConfigError, LinkError
 from rex_ray.standalone.orders import Orders, said
 from rex_ray.standalone.orders import line as as_line
@@ -28,13 +28,6 @@ _FIRST_BACK_OFF_S, _LAST_BACK_OFF_S = 0.5, 30.0
 _HEALTHY_S: Final = 60.0
 _KILL_LIMIT_S: Final = 2.0
 _TELL_LIMIT_S: Final = 30.0
-_LIBRARY: Final = str(Path(__file__).parents[2])
-_ENVIRONMENT: Final = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",  # no context in the memory of a device that trains
-}
 
 
 class ControlProcess:
@@ -164,7 +157,7 @@ class ControlProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                env=_environment(),
+                env=child_environment(os.environ),
                 start_new_session=True,  # an interrupt from the keyboard is rank 0's to answer
             )
             self._tell(self._orders.to_line())
@@ -237,11 +230,3 @@ def _reaped(process: subprocess.Popen[bytes] | None, limit_s: float = _KILL_LIMI
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_KILL_LIMIT_S)
     return process.returncode
-
-
-def _environment() -> dict[str, str]:
-    """The present environment, one thread for arithmetic, no device, and this library where rank 0 found it."""
-    merged = {**os.environ, **_ENVIRONMENT}
-    path = [merged.get("PYTHONPATH", ""), _LIBRARY]
-    merged["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
-    return merged
