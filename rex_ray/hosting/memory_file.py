@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from rex_ray.hosting.profile_files import write_whole
+from rex_ray.hosting.kept_text import put_text, stored_text, write_whole
 from rex_ray.worker.saving.store import Store
 
 __all__ = ["MEMORY_FILE", "earlier_memory", "put_memory", "write_memory"]
@@ -15,8 +15,6 @@ logger = logging.getLogger("rex_ray")
 
 MEMORY_FILE: Final = "controller.memory"
 """In a run's ``rex_ray`` folder."""
-
-_FOLDER: Final = "rex_ray"
 
 
 def write_memory(run_dir: Path, memory: str) -> None:
@@ -34,8 +32,7 @@ def put_memory(store: Store, memory: str) -> None:
     Raises:
         Exception: the storage's, whatever its client raises.
     """
-    with store.create(_FOLDER, MEMORY_FILE) as file:
-        file.write(memory.encode())
+    put_text(store, MEMORY_FILE, memory)
 
 
 def earlier_memory(run_dir: Path, store: Store | None = None) -> str | None:
@@ -51,9 +48,7 @@ def earlier_memory(run_dir: Path, store: Store | None = None) -> str | None:
     try:
         if own.is_file():
             return own.read_text(encoding="utf-8")
-        if store is not None and store.has(_FOLDER, MEMORY_FILE):
-            with store.open(_FOLDER, MEMORY_FILE) as file:
-                return file.read().decode()
+        return stored_text(store, MEMORY_FILE)
     except Exception as error:  # noqa: BLE001 - a storage's client raises what it likes
         logger.warning("what the controller knew before is not used: %s; it learns anew", error)
     return None

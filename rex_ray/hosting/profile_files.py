@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -11,16 +10,15 @@ from typing import Final
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.kind_profiles import profiles_from_json, profiles_to_json
 from rex_ray.core.types import LearntShape
+from rex_ray.hosting.kept_text import put_text, stored_text, write_whole
 from rex_ray.worker.saving.store import Store
 
-__all__ = ["PROFILES_FILE", "profiles_to_begin_with", "put_profiles", "read_profiles", "write_profiles", "write_whole"]
+__all__ = ["PROFILES_FILE", "profiles_to_begin_with", "put_profiles", "read_profiles", "write_profiles"]
 
 logger = logging.getLogger("rex_ray")
 
 PROFILES_FILE: Final = "profiles.json"
 """In a run's ``rex_ray`` folder."""
-
-_FOLDER: Final = "rex_ray"
 
 
 def write_profiles(path: Path, shapes: Iterable[LearntShape]) -> None:
@@ -30,21 +28,6 @@ def write_profiles(path: Path, shapes: Iterable[LearntShape]) -> None:
         OSError: the disk refuses.
     """
     write_whole(path, profiles_to_json(shapes))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file; see ``write_profiles`` for what a reader finds.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    torn = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        torn.write_text(text, encoding="utf-8")
-        torn.replace(path)
-    except OSError:
-        torn.unlink(missing_ok=True)
-        raise
 
 
 def put_profiles(store: Store, shapes: Iterable[LearntShape]) -> None:
@@ -57,8 +40,7 @@ def put_profiles(store: Store, shapes: Iterable[LearntShape]) -> None:
     Raises:
         Exception: the storage's, whatever its client raises.
     """
-    with store.create(_FOLDER, PROFILES_FILE) as file:
-        file.write(profiles_to_json(shapes).encode())
+    put_text(store, PROFILES_FILE, profiles_to_json(shapes))
 
 
 def read_profiles(source: str | Path) -> tuple[LearntShape, ...]:
@@ -106,9 +88,8 @@ def profiles_to_begin_with(
     try:
         if own.is_file():
             return read_profiles(own)
-        if store is not None and store.has(_FOLDER, PROFILES_FILE):
-            with store.open(_FOLDER, PROFILES_FILE) as file:
-                return profiles_from_json(file.read())
+        if (stored := stored_text(store, PROFILES_FILE)) is not None:
+            return profiles_from_json(stored)
     except Exception as error:  # noqa: BLE001 - a storage's client raises what it likes
         logger.warning("the run's own profiles are not used: %s", error)
     return ()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.hosting.journal_files import new_journal_dir
-from rex_ray.hosting.profile_files import write_whole
+from rex_ray.hosting.kept_text import write_whole
 from rex_ray.worker.saving.store import cause_of
 
 __all__ = ["LAUNCH_FILE", "LaunchJournal", "digest_of", "journal_of_launch", "launch_ended"]
