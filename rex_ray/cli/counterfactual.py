@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rex_ray.cli.fitted_world import FittedWorld
+from rex_ray.cli.fitted_world import NOWHERE, FittedWorld
 from rex_ray.control.journal import Header
 from rex_ray.control.replay import controller_for
 from rex_ray.core.errors import ConfigError, InfeasibleError
@@ -18,7 +18,7 @@ from rex_ray.report.computing.equal import allocated_rows
 from rex_ray.report.computing.run_curves import GroupTimes, RunCurves, fit_run
 from rex_ray.report.facts import Estimate
 from rex_ray.report.reading.schema import NoiseSeries, RunData
-from rex_ray.scenario import LearningCurve, Source
+from rex_ray.scenario import LearningCurve
 from rex_ray.sim import Scenario, SimulatedRun, StepNorms, TraceLearner, simulate
 from rex_ray.sim.gradients import NoisyGradients
 
@@ -34,7 +34,6 @@ _PATIENCE = 1.5
 """Times the run's own steps that a policy may take; what is left then is taken at its later pace."""
 
 _LAG_STEPS = 10
-_NOWHERE = Source(repo="", commit="", path="")
 
 
 def counterfactuals(run: RunData, header: Header, *, seeds: Sequence[int] = (0, 1, 2)) -> tuple[Estimate, ...]:
@@ -241,5 +240,5 @@ def _learning(group: GroupTimes, noise: NoiseSeries | None, share: float) -> Lea
         noise_scale=read_only(np.concatenate([scale[:1], scale[picked]]), np.float64),
         measured_batch_sizes=(),
         measured_epochs=(),
-        source=_NOWHERE,
+        source=NOWHERE,
     )

@@ -11,9 +11,11 @@ from rex_ray.report.computing.run_curves import GroupTimes, RunCurves
 from rex_ray.scenario import DeviceProfile, NetworkModel, RecordedNoise, Source, WorkerTimeline
 from rex_ray.sim import Scenario
 
-__all__ = ["FittedWorld"]
+__all__ = ["NOWHERE", "FittedWorld"]
 
-_NOWHERE = Source(repo="", commit="", path="")
+NOWHERE = Source(repo="", commit="", path="")
+"""The source of what a run measured itself."""
+
 # More than a device is known to hold: the engine's profiles need a number, and the problem's limits count beside it.
 _ROOMY = 1_000_000
 
@@ -79,6 +81,6 @@ class FittedWorld:
             local_batch_sizes=tuple(evidence.sizes.keys.tolist()),
             step_time_s=tuple(evidence.sizes.middle.tolist()),
             max_local_batch_size=_ROOMY,
-            source=_NOWHERE,
+            source=NOWHERE,
             curve=replace(evidence.fit.shape, scale=1.0),
         )
