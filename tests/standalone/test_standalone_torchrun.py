@@ -33,7 +33,7 @@ def torchrun(
         "OMP_NUM_THREADS": "1",
         "REX_RAY_DEVICE": "T4,V100",
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
     }
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     return subprocess.run(

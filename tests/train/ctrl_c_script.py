@@ -7,7 +7,8 @@ import sys
 
 import ray
 from ray.train import RunConfig, ScalingConfig
-from train_harness import BATCH, counting_loop
+from row_counter import BATCH
+from train_harness import counting_loop
 
 from rex_ray import RexConfig, RexTrainer
 

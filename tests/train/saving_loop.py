@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow.fs
 import torch
 from fsspec.implementations.local import LocalFileSystem
+from row_counter import BATCH, ROWS, RowIds
 from torch import nn
-from train_harness import BATCH, ROWS, RowIds
 
 from rex_ray import get_session
 from rex_ray.train.checkpoint_list import LIST_FILE

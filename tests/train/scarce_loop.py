@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from train_harness import RowCounter, RowIds
+from row_counter import RowCounter, RowIds
 
 from rex_ray import get_session
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from ray.train import RunConfig, ScalingConfig
-from train_harness import BATCH, ROWS, counting_loop, journal_of, steps_of, switches_of
+from row_counter import BATCH, ROWS
+from train_harness import counting_loop, journal_of, steps_of, switches_of
 
 from rex_ray import RexConfig, RexTrainer
 from rex_ray.control.events import GroupStarted

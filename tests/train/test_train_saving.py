@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from ray.train import FailureConfig, RunConfig, ScalingConfig
+from row_counter import BATCH, ROWS
 from saving_loop import disk, saving_loop, undisturbed
-from train_harness import BATCH, ROWS, assert_nothing_left, journal_of, steps_of
+from train_harness import assert_nothing_left, journal_of, steps_of
 
 from rex_ray import ConfigError, RexConfig, RexTrainer
 from rex_ray.control.events import GroupStarted, IncidentReported

@@ -11,17 +11,8 @@ from pathlib import Path
 import pytest
 import ray
 from ray.train import RunConfig, ScalingConfig
-from train_harness import (
-    BATCH,
-    ROWS,
-    assert_nothing_left,
-    control_actor,
-    counting_loop,
-    journal_of,
-    queue_actor,
-    steps_of,
-    wait_for,
-)
+from row_counter import BATCH, ROWS
+from train_harness import assert_nothing_left, control_actor, counting_loop, journal_of, queue_actor, steps_of, wait_for
 
 from experiments._leftovers import search_helpers
 from rex_ray import RexConfig, RexTrainer

@@ -17,9 +17,8 @@ import ray
 from ray import tune
 from ray.exceptions import GetTimeoutError
 from ray.train import RunConfig, ScalingConfig, TrainingFailedError
+from row_counter import BATCH, ROWS
 from train_harness import (
-    BATCH,
-    ROWS,
     assert_nothing_left,
     control_actor,
     counting_loop,

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import ray
 from ray.train import RunConfig, ScalingConfig
-from train_harness import BATCH, assert_nothing_left, control_actor, counting_loop, journal_of, wait_for
+from row_counter import BATCH
+from train_harness import assert_nothing_left, control_actor, counting_loop, journal_of, wait_for
 
 from rex_ray import ConfigError, RexConfig, RexTrainer
 from rex_ray.control.events import MetricReported, ScheduleReported
