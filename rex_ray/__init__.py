@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from rex_ray.core.errors import (
     ConfigError,
+    DataError,
     IllegalEventError,
     InfeasibleError,
     LinkError,
     MemoryExhaustedError,
     RexError,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigError",
+    "DataError",
     "IllegalEventError",
     "InfeasibleError",
     "LinkError",
@@ -38,6 +41,7 @@ __all__ = [
     "RexError",
     "RexTrainer",
     "Session",
+    "StorageError",
     "__version__",
     "get_session",
     "launch",
