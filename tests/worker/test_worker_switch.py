@@ -8,8 +8,9 @@ from scripted import ScriptedLink
 from rex_ray.core.errors import RexError
 from rex_ray.core.types import Allocation
 from rex_ray.worker.data.schedule import Schedule
+from rex_ray.worker.group.protocol import LONG_STEP_S
 from rex_ray.worker.group.side_group import SideGroup
-from rex_ray.worker.group.switch import LONG_STEP_S, Switch
+from rex_ray.worker.group.switch import Switch
 
 LONG_S = LONG_STEP_S
 

@@ -22,6 +22,7 @@ LONG_STEP_S = 0.1
 its share of the time stays small whatever the step's (``experiments.overhead`` measures it)."""
 
 _NOTHING_NEW = -1.0
+# Version, effective step, steps to the next boundary and the learning rate's factor; a size per rank follows.
 _HEAD = 4
 
 

@@ -17,11 +17,11 @@ import torch
 
 from rex_ray.worker.data.schedule import Schedule
 from rex_ray.worker.group.asked_saves import AskedSaves, SnapshotTurns
-from rex_ray.worker.group.protocol import LONG_STEP_S, SwitchProtocol, check_shares
+from rex_ray.worker.group.protocol import SwitchProtocol
 from rex_ray.worker.group.side_group import PendingValues, SideGroup
 from rex_ray.worker.link import ControlLink
 
-__all__ = ["LONG_STEP_S", "Switch", "check_shares"]
+__all__ = ["Switch"]
 
 
 class Switch:
