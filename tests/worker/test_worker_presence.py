@@ -21,81 +21,14 @@ from scripted import Rows, ScriptedLink, opened, two_layers
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import LinkError
-from rex_ray.worker.group.last_words import Account, Heard, Word, give_account, named_ranks
+from rex_ray.worker.group.board import Board
+from rex_ray.worker.group.last_words import Activity, Word
+from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.link import IncidentRecord
 
 LIMIT_S = 1.5
 # Far beyond the limit, for a machine that does other things too; and far below what a backend waits by itself.
 TOLD_WITHIN_S = 40.0
-
-
-def heard(doing: str, *, age_s: float = 0.5, for_s: float = 3.0, **more: Any) -> Heard:
-    return Heard(word=Word(beat=7, doing=doing, for_s=for_s, **more), age_s=age_s)
-
-
-def account(others: dict[int, Heard], **more: Any) -> Account:
-    settings = {"silent_after_s": 3.0, "store_silent_s": None} | more
-    return give_account(0, "the control message of step 40", others, **settings)
-
-
-def test_the_silent_is_named_with_what_it_did_last_and_the_waiting_are_not_blamed() -> None:
-    same = {"waits_for": "the control message of step 40"}
-    told = account(
-        {
-            1: heard("between batches, before step 40", **same),
-            2: heard("at step 39, in its backward pass", age_s=31.2),
-            3: heard("between batches, before step 40", **same),
-        }
-    )
-    assert told.text == (
-        "rank 2 was last heard of 31 s ago, at step 39, in its backward pass; ranks 1 and 3 wait as well"
-    )
-    assert told.missing == (2,)
-    assert told.first_witness
-
-
-def test_a_rank_that_computes_left_never_came_or_waits_for_something_else_is_told_apart() -> None:
-    told = account(
-        {
-            1: heard("at step 39, in its forward pass", for_s=20.0),
-            2: heard("at step 39", left="left after ArithmeticError: odd"),
-            3: Heard(word=None, age_s=20.0),
-            4: heard("at step 39", waits_for="session.pool"),
-        }
-    )
-    assert told.text == (
-        "rank 3 was never heard of; rank 2 left after ArithmeticError: odd; rank 1 is alive and has been at step 39, "
-        "in its forward pass for 20 s; rank 4 waits for session.pool instead"
-    )
-    assert told.missing == (1, 2, 3)
-
-
-def test_a_rank_that_gave_up_the_same_wait_counts_as_waiting() -> None:
-    gave_up = heard("x", age_s=60.0, left="left after LinkError: ...", waits_for="the control message of step 40")
-    assert account({1: gave_up, 2: Heard(word=None, age_s=1.0)}).missing == (2,)
-
-
-def test_a_store_that_is_silent_accuses_rank_0_unless_it_said_goodbye() -> None:
-    told = give_account(2, "x", {0: heard("y"), 1: heard("z", waits_for="x")}, silent_after_s=3.0, store_silent_s=18.0)
-    assert told.text.startswith("the store on rank 0, where ranks leave word, has not answered for 18 s, so rank 0's")
-    assert told.missing == (0,)
-    assert not told.first_witness
-    goodbye = {0: heard("y", left="has ended its loop"), 1: heard("z", waits_for="x")}
-    told = give_account(2, "x", goodbye, silent_after_s=3.0, store_silent_s=18.0)
-    assert told.text == "rank 0 has ended its loop; rank 1 waits as well"
-
-
-def test_ranks_are_named_as_people_do() -> None:
-    assert [named_ranks(r) for r in ([2], [0, 1], [0, 1, 2, 3], [0, 2, 5], range(0, 40, 2))] == [
-        "rank 2",
-        "ranks 0 and 1",
-        "ranks 0 to 3",
-        "ranks 0, 2 and 5",
-        "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more",
-    ]
-
-
-# --- real ranks
 
 
 @contextlib.contextmanager
@@ -316,10 +249,71 @@ class TestWaits:
             assert "at step 2, in its backward pass" in message
 
 
-def test_nobody_is_listened_to_while_nobody_waits() -> None:
-    from rex_ray.worker.group.last_words import Activity
-    from rex_ray.worker.group.presence import Presence
+@contextlib.contextmanager
+def two_ranks(store: Any, *, on_rank_0: bool = False) -> Iterator[tuple[Presence, Presence]]:
+    """Two ranks' presences in one process, whose beats are a hundredth of a second."""
+    zero, one = (Presence(rank, 2, 0.1, board=Board(store, "words", on_rank_0=on_rank_0)) for rank in range(2))
+    zero.activity = one.activity = lambda: Activity(doing="at step 3, in its forward pass")
+    yield zero, one
+    zero.leave()
+    one.leave()
+    assert not any(thread.name == "rex_ray-presence" for thread in threading.enumerate())
 
+
+def test_a_wait_that_failed_says_what_the_other_rank_last_said() -> None:
+    with two_ranks(dist.HashStore()) as (zero, one):
+        zero.meet(TOLD_WITHIN_S)
+        one.meet(TOLD_WITHIN_S)
+        told = str(zero.lost("the end", 5.0, limit_s=5.0))
+        assert told.startswith("rank 0 waited 5.0 s for the end (limit 5 s): rank 1 ")
+        assert "at step 3, in its forward pass" in told
+        one.leave(ArithmeticError("an odd number\nand more"))
+        told = str(zero.lost("the end", 0.1, error=RuntimeError("Connection closed by peer")))
+        assert told == (
+            "rank 0 waited for the end, which broke after 0.1 s, saying 'Connection closed by peer': "
+            "rank 1 left after ArithmeticError: an odd number"
+        )
+        assert "got no answer" in str(one.lost("the end", 0.1))  # nobody listens for a rank that has left
+
+
+def test_a_rank_that_gave_up_is_remembered_as_one_that_waited() -> None:
+    with two_ranks(dist.HashStore()) as (zero, one):
+        error = one.lost("the end", 5.0, limit_s=5.0)
+        one.leave(error)
+        assert str(zero.lost("the end", 5.0, limit_s=5.0)).endswith(
+            ": rank 1 waits as well; every rank is there, so they cannot reach one another"
+        )
+
+
+def test_a_rank_that_never_comes_is_named_by_those_that_meet() -> None:
+    alone = Presence(0, 3, 0.1, board=Board(dist.HashStore(), "words", on_rank_0=False))
+    with pytest.raises(LinkError, match=r"waited 0\.\d s for all ranks to open .*: ranks 1 and 2 were never heard of$"):
+        alone.meet(0.1)
+    alone.leave()
+
+
+def test_a_store_that_is_gone_accuses_rank_0_at_once() -> None:
+    class Breaking:
+        """A store over whose connection one can dispose."""
+
+        def __init__(self) -> None:
+            self.inner: Any = dist.HashStore()
+
+        def __getattr__(self, name: str) -> Any:
+            if self.inner is None:
+                raise dist.DistNetworkError("Connection reset by peer")
+            return getattr(self.inner, name)
+
+    store = Breaking()
+    with two_ranks(store, on_rank_0=True) as (zero, one):
+        zero.meet(TOLD_WITHIN_S)
+        one.meet(TOLD_WITHIN_S)
+        store.inner = None
+        assert "the store on rank 0, where ranks leave word, has not answered" in str(one.lost("the end", 0.1))
+        assert "the store" not in str(zero.lost("the end", 0.1))
+
+
+def test_nobody_is_listened_to_while_nobody_waits() -> None:
     class Counting:
         on_rank_0 = False
         reads = writes = 0

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from rex_ray.core.errors import RexError
+from rex_ray.worker.group.last_words import error_text
 from rex_ray.worker.group.side_group import SideGroup
 
 __all__ = ["done_by"]
@@ -93,5 +94,4 @@ def _taken(message: tuple[Any, RexError | None]) -> Any:
 
 
 def _retold(error: BaseException, rank: int, what: str) -> RexError:
-    lines = str(error).strip().splitlines() or [""]
-    return RexError(f"rank {rank} failed at {what}: {type(error).__name__}: {lines[0]}")
+    return RexError(f"rank {rank} failed at {what}: {error_text(error)}")

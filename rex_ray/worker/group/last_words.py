@@ -1,12 +1,12 @@
-"""What ranks last said of themselves, and what that tells whoever waits for them."""
+"""What ranks last said of themselves, and the words that ranks and times are named by."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-__all__ = ["Account", "Activity", "Heard", "Word", "give_account", "named_ranks", "seconds_text"]
+__all__ = ["Activity", "Heard", "Word", "error_text", "named_ranks", "seconds_text"]
 
 _MOST_NAMED = 8
 
@@ -65,79 +65,6 @@ class Heard:
     age_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """Who keeps the others waiting.
-
-    Attributes:
-        text: one sentence part per kind of rank, the likeliest causes first.
-        missing: ranks that do not wait as well.
-        disagree: some wait for something else.
-        first_witness: no rank below this one waits as well, so this one tells it for all.
-    """
-
-    text: str
-    missing: tuple[int, ...]
-    disagree: bool
-    first_witness: bool
-
-
-def give_account(
-    rank: int, waits_for: str, others: Mapping[int, Heard], *, silent_after_s: float, store_silent_s: float | None
-) -> Account:
-    """Tell from the others' last words why a rank waits.
-
-    Args:
-        rank: who waits.
-        waits_for: for what.
-        others: every other rank.
-        silent_after_s: a rank whose word is older than this is no longer there, or cannot be reached.
-        store_silent_s: for how long rank 0's store has not answered; None: it does.
-    """
-    never: list[int] = []
-    parts_silent: list[str] = []
-    parts_left: list[str] = []
-    parts_busy: list[str] = []
-    elsewhere: dict[str, list[int]] = {}
-    alike: list[int] = []
-    for other, heard in sorted(others.items()):
-        word = heard.word
-        if store_silent_s is not None and other == 0 and (word is None or word.left is None):
-            parts_silent.insert(
-                0,
-                f"the store on rank 0, where ranks leave word, has not answered for {seconds_text(store_silent_s)}, so "
-                "rank 0's process is dead or stopped, or its machine cannot be reached",
-            )
-            continue
-        if word is None:
-            never.append(other)
-        elif word.left is not None and word.waits_for is None:
-            parts_left.append(f"rank {other} {word.left}")
-        elif word.left is None and heard.age_s > silent_after_s:
-            parts_silent.append(f"rank {other} was last heard of {seconds_text(heard.age_s)} ago, {word.doing}")
-        elif word.waits_for is None:
-            since = seconds_text(word.for_s + heard.age_s)
-            parts_busy.append(f"rank {other} is alive and has been {word.doing} for {since}")
-        elif word.waits_for == waits_for:
-            alike.append(other)
-        else:
-            elsewhere.setdefault(word.waits_for, []).append(other)
-    parts = parts_silent + parts_left + parts_busy
-    if never:
-        parts.insert(0, f"{named_ranks(never)} {'was' if len(never) == 1 else 'were'} never heard of")
-    parts += [f"{named_ranks(whose)} {_verb(whose)} for {what} instead" for what, whose in elsewhere.items()]
-    if alike:
-        parts.append(f"{named_ranks(alike)} {_verb(alike)} as well")
-    waiting = alike + [other for whose in elsewhere.values() for other in whose]
-    missing = tuple(other for other in sorted(others) if other not in waiting)
-    return Account(
-        text="; ".join(parts),
-        missing=missing,
-        disagree=bool(elsewhere),
-        first_witness=all(rank < other for other in waiting),
-    )
-
-
 def seconds_text(seconds: float) -> str:
     """Return a time as people say it."""
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
@@ -155,5 +82,7 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _verb(ranks: Sequence[int]) -> str:
-    return "waits" if len(ranks) == 1 else "wait"
+def error_text(error: BaseException) -> str:
+    """Return an error in one line, its kind first."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
