@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ import ray
 from ray.train import ScalingConfig
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from rex_ray.core.errors import ConfigError
+from rex_ray.core.errors import ConfigError, nearest_name_hint
+from rex_ray.train.scaling import resources_per_worker, selector_per_worker
 
 __all__ = [
     "Node",
-    "check_elastic",
     "check_placement",
     "devices_asked_for",
     "label_selectors",
@@ -30,6 +30,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.5
+_ROUNDING = 1e-6
 _OPERATOR = re.compile(r"(?P<negated>!?)(?:in\((?P<values>.*)\)|(?P<value>.*))")
 
 
@@ -76,41 +77,23 @@ def check_placement(scaling: ScalingConfig, timeout_s: float) -> None:
     Raises:
         ConfigError: no such nodes came; names what is missing and the labels that the cluster has.
     """
-    selectors = _selector_per_worker(scaling)
-    bundle = _resources_per_worker(scaling)
-    if not unplaced(live_nodes(), selectors, bundle):
+    selectors = selector_per_worker(scaling)
+    bundle = resources_per_worker(scaling)
+    strategy: str = scaling.placement_strategy
+    if not unplaced(live_nodes(), selectors, bundle, strategy):
         return
     logger.info("waiting up to %.0f s for nodes that meet %s", timeout_s, _told(Counter(map(_text, selectors))))
     deadline = time.monotonic() + timeout_s
-    with _asked_for(selectors, bundle):
-        while missing := unplaced(nodes := live_nodes(), selectors, bundle):
+    with _asked_for(selectors, bundle, strategy):
+        while missing := unplaced(nodes := live_nodes(), selectors, bundle, strategy):
             if time.monotonic() >= deadline:
-                raise ConfigError(_complaint(nodes, missing, bundle, timeout_s))
+                raise ConfigError(_complaint(nodes, missing, bundle, strategy, timeout_s))
             time.sleep(min(_POLL_S, max(deadline - time.monotonic(), 0.0)))
-
-
-def check_elastic(scaling: ScalingConfig) -> None:
-    """Refuse what keeps an elastic group from ever growing or shrinking.
-
-    Raises:
-        ConfigError: a list of label selectors with a range of workers: Ray Train gives a smaller group the first ones
-            of the list, and waits for ever for the node that it has lost.
-    """
-    if scaling.min_workers < scaling.max_workers and isinstance(scaling.label_selector, list):
-        kinds: dict[str, list[str]] = {}
-        for selector in scaling.label_selector:
-            for key, value in selector.items():
-                kinds.setdefault(key, []).append(value)
-        one = {key: f"in({', '.join(dict.fromkeys(values))})" for key, values in kinds.items()}
-        raise ConfigError(
-            f"num_workers={scaling.num_workers} with one label selector per worker cannot shrink: give one selector "
-            f"for all, such as label_selector={one}"
-        )
 
 
 def devices_asked_for(scaling: ScalingConfig, device_label: str) -> list[str] | None:
     """Return the kind of device that each worker's selector pins, or None unless all of them pin one."""
-    wanted = [selector.get(device_label, "") for selector in _selector_per_worker(scaling)]
+    wanted = [selector.get(device_label, "") for selector in selector_per_worker(scaling)]
     pinned = [value for value in wanted if value and not value.startswith(("!", "in("))]
     return pinned if len(pinned) == scaling.max_workers else None
 
@@ -126,30 +109,90 @@ def selector_matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> 
 
 
 def unplaced(
-    nodes: Sequence[Node], selectors: Sequence[Mapping[str, str]], bundle: Mapping[str, float]
+    nodes: Sequence[Node],
+    selectors: Sequence[Mapping[str, str]],
+    bundle: Mapping[str, float],
+    strategy: str = "PACK",
 ) -> Counter[str]:
-    """Place workers on the nodes' total resources, the choosiest first, and return the selectors left over.
+    """Place as many workers as the nodes' total resources hold, and return the selectors left over.
 
     Args:
         nodes: where they may go.
         selectors: one per worker; an empty one goes anywhere.
         bundle: resources that each worker takes.
+        strategy: Ray's name for how they may lie together: ``"STRICT_PACK"`` is one node for all, ``"STRICT_SPREAD"``
+            a node for each; others only prefer something.
 
     Returns:
         How often each selector, as text, found no room; empty if the whole group fits.
     """
-    room = [dict(node.resources) for node in nodes]
-    choices = [[k for k, node in enumerate(nodes) if selector_matches(s, node.labels)] for s in selectors]
-    missing: Counter[str] = Counter()
-    for worker in sorted(range(len(selectors)), key=lambda w: len(choices[w])):
-        for k in choices[worker]:
-            if all(room[k].get(name, 0.0) >= amount for name, amount in bundle.items()):
-                for name, amount in bundle.items():
-                    room[k][name] -= amount
-                break
-        else:
-            missing[_text(selectors[worker])] += 1
-    return missing
+    slots = [_slots(node, bundle) for node in nodes]
+    wanted = Counter(map(_text, selectors))
+    by_text = {_text(selector): selector for selector in selectors}
+    admitted = {
+        text: [k for k, node in enumerate(nodes) if slots[k] and selector_matches(selector, node.labels)]
+        for text, selector in by_text.items()
+    }
+    if strategy == "STRICT_PACK":
+        held = [
+            min(count, sum(wanted[text] for text in wanted if k in admitted[text])) for k, count in enumerate(slots)
+        ]
+        best = max(range(len(nodes)), key=held.__getitem__, default=None)
+        slots = [count if k == best else 0 for k, count in enumerate(slots)]
+    elif strategy == "STRICT_SPREAD":
+        slots = [min(count, 1) for count in slots]
+    return wanted - _placed(wanted, admitted, slots)
+
+
+def _slots(node: Node, bundle: Mapping[str, float]) -> int:
+    """How many workers a node has room for."""
+    return min(int(node.resources.get(name, 0.0) / amount + _ROUNDING) for name, amount in bundle.items())
+
+
+def _placed(wanted: Mapping[str, int], admitted: Mapping[str, Sequence[int]], slots: Sequence[int]) -> Counter[str]:
+    """Return how many workers of each selector can be placed together: a largest matching, by augmenting paths.
+
+    The choosiest come first, so that whoever is left over is the one that most nodes would do for.
+    """
+    taken: list[Counter[str]] = [Counter() for _ in slots]
+    placed: Counter[str] = Counter()
+    for text in sorted(wanted, key=lambda text: len(admitted[text])):
+        while placed[text] < wanted[text] and _place_one(text, admitted, slots, taken):
+            placed[text] += 1
+    return placed
+
+
+def _place_one(
+    text: str, admitted: Mapping[str, Sequence[int]], slots: Sequence[int], taken: Sequence[Counter[str]]
+) -> bool:
+    """Place one more worker, moving others where that makes room; False where nothing does."""
+    wants: dict[int, str] = {}  # node: whose worker would go there
+    leaves: dict[str, int] = {}  # selector: the node that one of its workers would leave
+    waiting = deque([text])
+    while waiting:
+        mover = waiting.popleft()
+        for node in admitted[mover]:
+            if node in wants:
+                continue
+            wants[node] = mover
+            if taken[node].total() < slots[node]:
+                _move(node, wants, leaves, taken)
+                return True
+            for other in [other for other in taken[node] if other != text and other not in leaves]:
+                leaves[other] = node
+                waiting.append(other)
+    return False
+
+
+def _move(free: int, wants: Mapping[int, str], leaves: Mapping[str, int], taken: Sequence[Counter[str]]) -> None:
+    """Move one worker after the other, from the free slot back to the worker that has no place yet."""
+    while True:
+        mover = wants[free]
+        taken[free][mover] += 1
+        if mover not in leaves:
+            return
+        free = leaves[mover]
+        taken[free] -= Counter([mover])
 
 
 def _value_matches(wanted: str, value: str | None) -> bool:
@@ -160,31 +203,12 @@ def _value_matches(wanted: str, value: str | None) -> bool:
     return (value in values) != bool(parsed["negated"])
 
 
-def _selector_per_worker(scaling: ScalingConfig) -> list[dict[str, str]]:
-    """The selectors of the smallest group; Ray Train likewise takes the first ones of a list."""
-    least: int = scaling.min_workers
-    match scaling.label_selector:
-        case None:
-            return [{}] * least
-        case dict() as one:
-            return [one] * least
-        case several:
-            return list(several[:least])
-
-
-def _resources_per_worker(scaling: ScalingConfig) -> dict[str, float]:
-    """Ray Train's documented defaults: a CPU, or where GPUs are used a GPU; what is given replaces them."""
-    given = scaling.resources_per_worker
-    bundle = {"GPU": 1.0} if scaling.use_gpu else {"CPU": 1.0}
-    if given is not None:
-        bundle = {"GPU": 1.0} | dict(given) if scaling.use_gpu else dict(given)
-    return {name: amount for name, amount in bundle.items() if amount > 0}
-
-
 @contextmanager
-def _asked_for(selectors: Sequence[Mapping[str, str]], bundle: Mapping[str, float]) -> Iterator[None]:
+def _asked_for(selectors: Sequence[Mapping[str, str]], bundle: Mapping[str, float], strategy: str) -> Iterator[None]:
     group = placement_group(
-        bundles=[dict(bundle) for _ in selectors], bundle_label_selector=[dict(selector) for selector in selectors]
+        bundles=[dict(bundle) for _ in selectors],
+        strategy=strategy,
+        bundle_label_selector=[dict(selector) for selector in selectors],
     )
     try:
         yield
@@ -200,15 +224,23 @@ def _told(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{count} x [{text}]" for text, count in counts.items())
 
 
-def _complaint(nodes: Sequence[Node], missing: Mapping[str, int], bundle: Mapping[str, float], waited_s: float) -> str:
+def _complaint(
+    nodes: Sequence[Node], missing: Mapping[str, int], bundle: Mapping[str, float], strategy: str, waited_s: float
+) -> str:
     has: Counter[str] = Counter()
     for node in nodes:
         labels = {key: value for key, value in node.labels.items() if key != "ray.io/node-id"}
         amounts = ", ".join(f"{node.resources.get(name, 0.0):g} {name}" for name in bundle)
         has[f"{_text(labels) if labels else 'no labels'}: {amounts}"] += 1
     needs = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    known = {name for node in nodes for name in node.resources if not name.startswith("node:")}
+    unknown = "".join(
+        f"; no node has any {name!r}{nearest_name_hint(name, known)}" for name in bundle if name not in known
+    )
+    together = {"STRICT_PACK": " on one node with the others", "STRICT_SPREAD": " on a node of its own"}
+    where = f"{together[strategy]} (placement_strategy={strategy!r})" if strategy in together else ""
     return (
-        f"no node meets {_told(missing)} with {needs} per worker, after waiting {waited_s:g} s; the cluster's nodes "
-        f"have {_told(dict(sorted(has.items())))}; correct the label selector or the number of workers, label a node "
-        "with `ray start --labels`, or raise placement_timeout_s"
+        f"no node meets {_told(missing)} with {needs} per worker{where}, after waiting {waited_s:g} s; the cluster's "
+        f"nodes have {_told(dict(sorted(has.items())))}{unknown}; correct the label selector or the number of workers, "
+        "label a node with `ray start --labels`, or raise placement_timeout_s"
     )

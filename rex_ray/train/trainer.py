@@ -30,8 +30,9 @@ from rex_ray.train.arrow_store import ArrowStore, store_of
 from rex_ray.train.checkpoint_list import put_aside_a_damaged_list
 from rex_ray.train.control_actor import ControlActor
 from rex_ray.train.data_config import DealingDataConfig
-from rex_ray.train.placement import check_elastic, check_placement, devices_asked_for
+from rex_ray.train.placement import check_placement, devices_asked_for
 from rex_ray.train.run_folder import run_directory
+from rex_ray.train.scaling import check_elastic, check_scaling
 from rex_ray.train.snapshot_folders import snapshots_removed
 from rex_ray.train.telemetry import first_line
 from rex_ray.train.waits import quick_restarts
@@ -72,7 +73,8 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
 
     Raises:
         ConfigError: no workers, a global batch below the workers or above the rows, shares set by hand that do not
-            sum to it; an elastic group with a selector for each worker; ``learn_from`` without profiles.
+            sum to it; a group that no cluster could place; an elastic group with a selector for each worker;
+            ``learn_from`` without profiles.
     """
 
     def __init__(  # noqa: PLR0913 - what it takes is TorchTrainer's, and four more
@@ -91,6 +93,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         verbose: bool = True,
     ) -> None:
         self._watchers = chosen_watchers(loggers, verbose=verbose)
+        check_scaling(scaling_config, backend)
         check_elastic(scaling_config)
         rex_config.check_group(scaling_config.min_workers)
         devices = devices_asked_for(scaling_config, rex_config.device_label)
