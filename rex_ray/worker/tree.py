@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
-from rex_ray.core.errors import ConfigError
-
-__all__ = ["empty_like", "is_plain", "leading_rows", "map_tensors", "slice_rows", "tensors_in"]
+__all__ = ["children", "is_plain", "leading_rows", "map_tensors", "moves_itself", "rebuilt", "tensors_in"]
 
 # By their very type: a NumPy float is a float, too, and yet nothing that ``weights_only`` reads back.
 _PLAIN_LEAVES = frozenset({type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter})
@@ -23,7 +20,7 @@ def map_tensors(fn: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     """Return ``tree`` with every tensor replaced by ``fn(tensor)``; everything else is passed on as it is."""
     if isinstance(tree, torch.Tensor):
         return fn(tree)
-    return _rebuild(tree, lambda child: map_tensors(fn, child))
+    return rebuilt(tree, lambda child: map_tensors(fn, child))
 
 
 def is_plain(tree: Any) -> bool:
@@ -48,64 +45,27 @@ def leading_rows(tree: Any) -> int | None:
     """Return the first dimension of the first tensor that has one: the number of rows, batch first."""
     for tensor in tensors_in(tree):
         if tensor.dim() > 0:
-            return tensor.shape[0]
+            return tensor.size(0)  # of a nested tensor the whole shape may not exist
     return None
 
 
-def slice_rows(tree: Any, start: int, stop: int, *, num_rows: int, strict: bool = False) -> Any:
-    """Return rows ``start:stop`` of a collated batch of ``num_rows`` rows.
+def moves_itself(value: Any) -> bool:
+    """Whether an object that is no tensor says by a method ``to`` how it goes to a device, and so holds tensors.
 
-    Columns (tensors, arrays, or sequences of per-row values) are sliced along their first dimension; a tensor with
-    another first dimension is no column and is left alone.
-
-    Args:
-        tree: what the collate function returned.
-        start: first row.
-        stop: one past the last row.
-        num_rows: rows of the whole batch; tells columns from other tensors.
-        strict: refuse tensors that are no columns, instead of passing them on whole.
-
-    Raises:
-        ConfigError: ``strict``, and a tensor's first dimension is not ``num_rows``.
+    A packed sequence is a tuple of tensors one of which stays on the host; a graph, or a list of boxes, is no tuple.
     """
-
-    def cut(child: Any) -> Any:
-        if isinstance(child, (torch.Tensor, np.ndarray)):
-            if child.ndim > 0 and child.shape[0] == num_rows:
-                return child[start:stop]
-            if strict and child.ndim > 0:
-                raise ConfigError(
-                    f"a batch of {num_rows} rows holds a tensor of shape {tuple(child.shape)}, whose first dimension "
-                    "is not the rows: split such a batch yourself inside `with session.accumulate():`"
-                )
-            return child
-        if isinstance(child, (list, tuple)) and len(child) == num_rows and not _holds_columns(child, num_rows):
-            return child[start:stop]
-        return _rebuild(child, cut)
-
-    return cut(tree)
+    return not isinstance(value, torch.Tensor) and callable(getattr(value, "to", None))
 
 
-def empty_like(batch: Any, num_rows: int) -> Any:
-    """Return a batch of ``num_rows`` rows without its rows, which keeps nothing of them in memory."""
-    return map_tensors(torch.clone, slice_rows(batch, 0, 0, num_rows=num_rows))
-
-
-def _holds_columns(items: list[Any] | tuple[Any, ...], num_rows: int) -> bool:
-    """Whether a sequence that happens to be as long as the batch holds columns rather than one entry per row.
-
-    Two rows of (inputs, labels) are two columns, though the sequence has one entry per row as well; so columns win
-    where both readings fit.
-    """
-    return any(_is_column(item, num_rows) for item in items)
-
-
-def _is_column(item: Any, num_rows: int) -> bool:
-    if isinstance(item, (torch.Tensor, np.ndarray)):
-        return item.ndim > 0 and item.shape[0] == num_rows
-    if isinstance(item, Mapping):
-        return any(_is_column(value, num_rows) for value in item.values())
-    return isinstance(item, (list, tuple)) and (len(item) == num_rows or _holds_columns(item, num_rows))
+def children(tree: Any) -> Iterable[Any]:
+    """Return what a tree is made of, one level down; nothing of a leaf."""
+    if isinstance(tree, (list, tuple)):
+        return tree
+    if isinstance(tree, Mapping):
+        return tree.values()
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [getattr(tree, field.name) for field in dataclasses.fields(tree)]
+    return ()
 
 
 def _collect(tree: Any, found: list[torch.Tensor]) -> None:
@@ -117,7 +77,7 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
         children = tree.values()
     else:
         # What is seldom met goes the one way that knows it.
-        _rebuild(tree, lambda child: _note(child, found))
+        rebuilt(tree, lambda child: _note(child, found))
         return
     for child in children:
         _note(child, found)
@@ -131,7 +91,7 @@ def _note(child: Any, found: list[torch.Tensor]) -> Any:
     return child
 
 
-def _rebuild(tree: Any, fn: Callable[[Any], Any]) -> Any:
+def rebuilt(tree: Any, fn: Callable[[Any], Any]) -> Any:
     """Return ``tree`` of the same type with ``fn`` applied to each child; leaves come back as they are."""
     # First what batches and arguments mostly are: to ask for a Mapping is ten times as dear.
     if type(tree) in (list, tuple):
@@ -144,6 +104,10 @@ def _rebuild(tree: Any, fn: Callable[[Any], Any]) -> Any:
         for key, value in mapped.items():
             clone[key] = value
         return clone
+    if isinstance(tree, list):
+        changed_list = copy.copy(tree)
+        changed_list[:] = [fn(item) for item in tree]
+        return changed_list
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(fn(item) for item in tree))
     if isinstance(tree, tuple) and hasattr(type(tree), "n_sequence_fields"):  # what torch.max(x, dim) returns

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.worker.tree import leading_rows, map_tensors, slice_rows
+from rex_ray.worker.row_cutting import slice_rows
+from rex_ray.worker.tree import leading_rows, map_tensors
 
 Pair = namedtuple("Pair", ["first", "second"])
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from rex_ray.core.errors import ConfigError
-from rex_ray.worker.tree import map_tensors
+from rex_ray.worker.tree import moves_itself, rebuilt
 
 __all__ = ["batches_drawn_ahead", "check_loader_options", "make_data_loader", "num_processes", "to_device"]
 
@@ -63,10 +63,17 @@ def make_data_loader(reader: Any, requests: Iterable[list[Any]], options: dict[s
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move a batch's tensors to where the model computes, without waiting for the copy."""
+    """Move a batch to where the model computes, without waiting for the copy: tensors, and what has a method ``to``."""
     if device.type == "cpu":
         return batch
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if not moves_itself(batch):
+        return rebuilt(batch, lambda part: to_device(part, device))
+    try:
+        return batch.to(device, non_blocking=True)
+    except TypeError:  # the user's own method, which may know of a device only
+        return batch.to(device)
 
 
 class _InitProcess:

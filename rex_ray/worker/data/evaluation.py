@@ -18,7 +18,7 @@ from rex_ray.worker.data.map_style import check_map_style
 from rex_ray.worker.data.requests import Request
 from rex_ray.worker.data.stream_end import UnknownLengthError
 from rex_ray.worker.group.side_group import SideGroup
-from rex_ray.worker.tree import slice_rows
+from rex_ray.worker.row_cutting import empty_like, opaque_part
 
 __all__ = ["EvalLoader", "Summable", "pool_ratio", "pool_sum"]
 
@@ -115,9 +115,18 @@ class EvalLoader:
             yield to_device(self._no_rows(), self._device())
 
     def _no_rows(self) -> Any:
-        """Return a batch without rows: one is drawn and cut off, since none cannot be collated."""
+        """Return a batch without rows: one is drawn and cut off, since none cannot be collated.
+
+        Raises:
+            DataError: it cannot be cut off, and would be evaluated twice.
+        """
         (batch,) = DataLoader(Subset(self.dataset, [0]), batch_size=1, collate_fn=self._collate)
-        return slice_rows(batch, 0, 0, num_rows=1, strict=False)
+        if (kind := opaque_part(batch)) is not None:
+            raise DataError(
+                f"evaluating: a rank that has fewer batches than others needs one of no rows, and a {kind} cannot be "
+                "cut to none; have collate_fn return tensors, in tuples, lists or mappings, and make it of them later"
+            )
+        return empty_like(batch, 1)
 
 
 class _EveryNth(IterableDataset[Any]):

@@ -14,7 +14,7 @@ from rex_ray.worker.data.failures import LOADER_FAILED, Failure
 from rex_ray.worker.data.row_reader import RowBatch, RowReader
 from rex_ray.worker.data.sampler import ElasticSampler, Plan, Position
 from rex_ray.worker.data.source import Drawn
-from rex_ray.worker.tree import slice_rows
+from rex_ray.worker.row_cutting import empty_like
 
 __all__ = ["MapSource", "check_map_style", "is_map_style"]
 
@@ -98,7 +98,7 @@ class MapSource:
             raise self._error(plan, fetched.failure)
         num_rows = plan.num_rows[self._rank]
         if not num_rows:
-            return Drawn(plan=plan, batch=slice_rows(fetched.batch, 0, 0, num_rows=1))
+            return Drawn(plan=plan, batch=empty_like(fetched.batch, 1))
         if fetched.num_rows != num_rows and not self._by_tokens:
             raise DataError(
                 f"rank {self._rank}, epoch {plan.epoch}, step {plan.step}: collate_fn was given {num_rows} rows and "

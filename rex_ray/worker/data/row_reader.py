@@ -81,7 +81,8 @@ def kept_rows(batch: Any, num_rows: int) -> int:
     """
     if batch is None:
         return 0
-    shapes = [tensor.shape for tensor in tensors_in(batch) if tensor.dim() > 0]
+    # A nested tensor's rows have lengths of their own, and it may have no shape at all.
+    shapes = [tensor.shape for tensor in tensors_in(batch) if tensor.dim() > 0 and not tensor.is_nested]
     if all(shape[0] == num_rows for shape in shapes):
         return num_rows
     leading = {shape[0] for shape in shapes}

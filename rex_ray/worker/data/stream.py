@@ -22,7 +22,7 @@ from rex_ray.worker.data.stream_marks import StreamMark
 from rex_ray.worker.data.stream_reader import StreamBatch
 from rex_ray.worker.data.stream_rows import StreamRows
 from rex_ray.worker.measuring.timing import now_s
-from rex_ray.worker.tree import empty_like
+from rex_ray.worker.row_cutting import empty_like
 
 __all__ = ["StreamSource", "Streams"]
 

@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.model.replicas import is_sharded, unwrap
+from rex_ray.worker.row_cutting import slice_rows
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
-from rex_ray.worker.tree import slice_rows
 
 __all__ = ["Gradients"]
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from rex_ray.worker.row_cutting import slice_rows
 from rex_ray.worker.step import StepInHand
-from rex_ray.worker.tree import slice_rows
 
 __all__ = ["CountTokens", "LossFunction", "Share"]
 
