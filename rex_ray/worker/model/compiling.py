@@ -19,7 +19,10 @@ __all__ = ["Compiling", "Hook"]
 
 
 class Hook:
-    """A module's hook that a compiler calls and does not look into.
+    """A module's hook that a compiler calls and does not look into, and that a copy of the module has no part in.
+
+    People copy the model that they train (an average of its weights, the best one so far), or save it whole. The copy
+    belongs to no session: its calls are not steps, and what a session holds can be neither copied nor saved.
 
     Args:
         function: the hook.
@@ -31,6 +34,14 @@ class Hook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the hook."""
         return self._function(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        """Return a hook that does nothing."""
+        return Hook(_nothing)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be saved as a hook that does nothing."""
+        return Hook, (_nothing,)
 
     def shield(self) -> None:
         """Hide it from the compiler, which is there."""
@@ -64,6 +75,10 @@ class Compiling:
         if now != self._num_graphs:
             self._num_graphs = now
             step.flags |= StepFlag.WARM_UP
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Change neither what a module is given nor what it returns."""
 
 
 def _num_graphs() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 import warnings
@@ -29,14 +30,41 @@ def wrapped(model: nn.Module, timeout_s: float) -> DistributedDataParallel:
     """
     if isinstance(model, DistributedDataParallel):
         _warn_of_long_limit(model, timeout_s)
-        return model
+        return _copyable(model)
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ConfigError(
             "the model that session.prepare was given has DistributedDataParallel inside; prepare the DDP itself, and "
             "compile what session.prepare returns, or compile the bare model and prepare that"
         )
     group = dist.new_group(timeout=timedelta(seconds=timeout_s))
-    return DistributedDataParallel(model, process_group=group, **ddp_options())
+    return _copyable(DistributedDataParallel(model, process_group=group, **ddp_options()))
+
+
+class _Copied(nn.Module):
+    """A copy of a replicated model: computes the same under the same names, and is reduced by nobody.
+
+    Args:
+        module: the copy of the bare model.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the copy of the bare model."""
+        return self.module(*args, **kwargs)
+
+
+def _copyable(ddp: DistributedDataParallel) -> DistributedDataParallel:
+    """Have ``copy.deepcopy`` copy the model alone, as for an average of its weights: DDP refuses in another group."""
+
+    def copied(memo: dict[int, Any]) -> nn.Module:
+        return _Copied(copy.deepcopy(ddp.module, memo)).train(ddp.training)
+
+    # On the object, since a user's own DDP is taken as it is; DDP's class has no method of that name.
+    ddp.__dict__["__deepcopy__"] = copied
+    return ddp
 
 
 def ddp_options() -> dict[str, Any]:
@@ -69,7 +97,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     """Return the user's own model, without DDP or a compiler around it."""
     inner: Any = model
     while True:
-        if isinstance(inner, DistributedDataParallel):
+        if isinstance(inner, (DistributedDataParallel, _Copied)):
             inner = inner.module
         elif _is_compiled(inner):
             inner = inner._orig_mod
