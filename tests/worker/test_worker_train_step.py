@@ -291,7 +291,8 @@ def test_a_limit_is_saved_and_begun_with_on_the_same_kind_of_device_only() -> No
     saved["memory"]["share_rows"] = {"test": 12, "other": 3}
     link = ScriptedLink()
     with opened(link, MemoryReporter(saved), global_batch_size=8) as session:
-        session.prepare(narrow_net("nowhere"), torch.optim.SGD(narrow_net("nowhere").parameters(), lr=0.1))
+        resumed = narrow_net("nowhere")
+        session.prepare(resumed, torch.optim.SGD(resumed.parameters(), lr=0.1))
         session.loader(Rows(32))
         assert (session._limits.passes.most, session._limits.passes.fails_at) == (8, 16)
     assert link.group is not None

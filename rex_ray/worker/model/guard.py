@@ -35,5 +35,6 @@ class ReplicaGuard:
             raise RexError(
                 f"step {step.plan.step}: the optimizer steps, but its gradient was not averaged over ranks{reason}; "
                 "use every parameter in the loss, or prepare DistributedDataParallel(model, "
-                "find_unused_parameters=True); after no_sync or session.accumulate, run the last backward pass outside"
+                "find_unused_parameters=True); after no_sync or session.accumulate, run the last backward pass "
+                "outside; of torch.autograd.grad DDP hears nothing: call loss.backward()"
             )

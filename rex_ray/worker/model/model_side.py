@@ -19,6 +19,7 @@ from rex_ray.worker.model.compiling import Compiling, Hook
 from rex_ray.worker.model.guard import ReplicaGuard
 from rex_ray.worker.model.microbatch import Gradients
 from rex_ray.worker.model.non_finite import NonFiniteGuard
+from rex_ray.worker.model.optimizer_fit import IdleOptimizer, SteppedParameters, warn_of_local_decisions
 from rex_ray.worker.model.optimizer_hooks import BeforeUpdate, OptimizerHooks
 from rex_ray.worker.model.pass_limit import PassLimit
 from rex_ray.worker.model.passes import SharePasses
@@ -141,6 +142,7 @@ class ModelSide:
             raise ConfigError("session.prepare takes one model; put several networks into one nn.Module")
         bare = parts.model
         refuse_unfit_shards(bare, self._values.size)
+        self._watch_optimizer(bare, parts.optimizer)
         sharded = is_sharded(bare)
         if self._torch_device is not None and not sharded:  # shards lie where their mesh computes
             bare.to(self._torch_device)
@@ -172,6 +174,15 @@ class ModelSide:
         self._watch_for_compiler(bare, prepared, hooks)
         self._tracker.prepared = True
         return prepared
+
+    def _watch_optimizer(self, bare: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse an optimizer that does not fit the model, now or once it was given more; before its other hooks."""
+        stepped = SteppedParameters(bare, optimizer, self._values.size)
+        optimizer.register_step_pre_hook(stepped.check)
+        warn_of_local_decisions(optimizer, self._values.size)
+        idle = IdleOptimizer()
+        idle.install(optimizer)
+        self._tracker.at_step_end.append(idle.step_ended)
 
     def _watch_for_compiler(self, bare: nn.Module, prepared: nn.Module, hooks: list[Hook]) -> None:
         if self._reduction is not None:

@@ -50,6 +50,7 @@ class ReplicaCheck:
         }
         self._group = group
         self._interval_steps = interval_steps
+        self._optimizer: torch.optim.Optimizer | None = None
         self._due: int | None = None
         self._mixer = _Mixer()
         self._hashed: tuple[str, Sequence[str], DeferredTensor] | None = None
@@ -66,7 +67,7 @@ class ReplicaCheck:
         Raises:
             RexError: replicas differ.
         """
-        del optimizer
+        self._optimizer = optimizer
         if not self.is_on:
             return
         if self._sent is not None:
@@ -127,7 +128,13 @@ class ReplicaCheck:
         totals = pending.read().reshape(-1).tolist()
         if len(set(totals)) > 1:
             everyones = self._group.gather(hashes, f"the hashes of each parameter {when}")
-            raise RexError(_story(when, names, totals, everyones))
+            rates = self._group.gather_objects(self._rates(), "the learning rates of each rank")
+            raise RexError(_story(when, names, totals, everyones, rates))
+
+    def _rates(self) -> tuple[float, ...]:
+        """Return the learning rates that the user's schedule left, which should be alike, too."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
 
 class _Mixer:
@@ -190,15 +197,35 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view({1: torch.int8, 2: torch.int16}.get(size, torch.int32)).to(torch.int32)
 
 
-def _story(when: str, names: Sequence[str], totals: Sequence[int], everyones: torch.Tensor) -> str:
-    """Say which ranks differ from most, and in what."""
+def _story(
+    when: str,
+    names: Sequence[str],
+    totals: Sequence[int],
+    everyones: torch.Tensor,
+    rates: Sequence[tuple[float, ...]],
+) -> str:
+    """Say which ranks differ from most, and in what; and why, where it is the learning rate."""
     ((most, count),) = Counter(totals).most_common(1)
     others = [rank for rank, total in enumerate(totals) if total != most]
     reference = everyones[totals.index(most)]
     differing = [name for k, name in enumerate(names) if (everyones[:, k] != reference[k]).any()]
     against = "the other" if count == 1 else f"the other {count}"
+    differ = f"the model's replicas differ {when}: {listed(differing)} of {named_ranks(others)} from {against}"
+    if len(set(rates)) > 1:
+        return (
+            f"{differ}. So do their learning rates: {_rates_in_words(rates)}. A schedule that follows a metric, as "
+            "ReduceLROnPlateau does, must be given the same one on all ranks: session.pool(total, count)"
+        )
     return (
-        f"the model's replicas differ {when}: {listed(differing)} of {named_ranks(others)} from {against}. Something "
+        f"{differ}. Something "
         "changed them on one rank alone: an update outside of the prepared optimizer, a random choice inside the "
         "model, a faulty device; set replica_check_interval_steps=0 if they are meant to differ"
     )
+
+
+def _rates_in_words(rates: Sequence[tuple[float, ...]]) -> str:
+    """Say which ranks have which rates, one for each group of parameters."""
+    ranks: dict[tuple[float, ...], list[int]] = {}
+    for rank, each in enumerate(rates):
+        ranks.setdefault(each, []).append(rank)
+    return listed([f"{listed([f'{rate:g}' for rate in each])} on {named_ranks(who)}" for each, who in ranks.items()])
