@@ -87,8 +87,8 @@ class OutputWeights:
         self._empty_call = rows == 0
         if model.training and self._sync_batch_norm:
             self._refuse_empty_shares()
-        if model.training and rows is not None and rows <= 1:
-            self._put_to_sleep(model, rows)
+        if model.training and (asleep_for := self._fewest_rows(rows)) is not None and asleep_for <= 1:
+            self._put_to_sleep(model, asleep_for)
         if not self._empty_call and not any(tensor.requires_grad for tensor in tensors):
             return None
         prepare = _fill if self._empty_call else self._unweighted_input
@@ -207,6 +207,11 @@ class OutputWeights:
         gradients = (parameter.grad for parameter in self._tracker.norms.parameters)
         return [None if gradient is None else gradient._version for gradient in gradients]
 
+    def _fewest_rows(self, rows: int | None) -> int | None:
+        """Return the rows of a call; none where the share has none, and the call sees what stands for them."""
+        step = self._tracker.in_hand
+        return 0 if step is not None and not step.num_rows else rows
+
     def _put_to_sleep(self, model: nn.Module, rows: int) -> None:
         """Let batch normalisation use its running statistics for a call that has none of its own.
 
@@ -235,7 +240,8 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
 def _fill(value: torch.Tensor) -> torch.Tensor:
     if value.dim() == 0 or value.shape[0] != 0:
         return value
-    return value.new_zeros((_PLACEHOLDER_ROWS, *value.shape[1:]))
+    # Joined to the input, so that a loss may ask for the gradient with respect to it.
+    return torch.cat([value, value.new_zeros((_PLACEHOLDER_ROWS, *value.shape[1:]))])
 
 
 def _cut(value: torch.Tensor) -> torch.Tensor:
