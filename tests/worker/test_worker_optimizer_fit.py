@@ -87,6 +87,25 @@ def test_an_optimizer_of_another_copy_is_refused_since_nothing_would_train() -> 
         session.prepare(two_layers(), optimizer)
 
 
+def shard_the_optimizers_state(rank: int) -> str:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = two_layers()
+    with opened(ScriptedLink(SIZES)) as session:
+        try:
+            session.prepare(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))
+        except ConfigError as error:
+            return str(error)
+    return "accepted"
+
+
+@pytest.mark.dist
+def test_an_optimizer_that_shards_its_own_state_is_refused_before_a_save_would_fail(ranks: GlooGroup) -> None:
+    for message in ranks.run(shard_the_optimizers_state):
+        assert "does not take a ZeroRedundancyOptimizer" in message
+        assert "fully_shard" in message
+
+
 class SharpnessAware(torch.optim.SGD):
     """Steps by methods of its own, and leaves the update to a base optimizer."""
 

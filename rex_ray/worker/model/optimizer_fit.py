@@ -33,10 +33,16 @@ class SteppedParameters:
         num_ranks: a lone worker has nobody to drift apart from.
 
     Raises:
-        ConfigError: the optimizer steps no parameter of the model, or others beside them.
+        ConfigError: the optimizer steps no parameter of the model, or others beside them; or it shards its own state.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, num_ranks: int) -> None:
+        if hasattr(optimizer, "consolidate_state_dict"):
+            raise ConfigError(
+                f"session.prepare does not take a {type(optimizer).__name__}: each rank holds a part of its state, and "
+                "a save needs the whole; shard the model with torch.distributed.fsdp.fully_shard, which shards the "
+                "state of an ordinary optimizer, too"
+            )
         self._own = {id(parameter): parameter for parameter in model.parameters()}
         self._num_ranks = num_ranks
         self._num_checked = 0
