@@ -20,6 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from rex_ray.core.errors import ConfigError, LinkError
 from rex_ray.train.examination import Examination, NodeFacts, Probe, chosen_nodes, findings_of
+from rex_ray.train.reaching import connect
 from rex_ray.train.telemetry import first_line
 from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.preflight.facts import WorkerFacts, collect
@@ -44,13 +45,9 @@ def connected(address: str | None) -> Iterator[None]:
         yield
         return
     try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = "this machine is part of no running Ray cluster" if address is None else f"no Ray cluster at {address}"
-        raise ConfigError(
-            f"{where} ({first_line(error)}); start one with `ray start --head`, name one with --address, or look at "
-            "this machine alone with --address local"
-        ) from error
+        connect(address or "auto", log_to_driver=False, logging_level="error")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or look at this machine alone with --address local") from error
     try:
         yield
     finally:

@@ -31,6 +31,7 @@ from rex_ray.train.checkpoint_list import put_aside_a_damaged_list
 from rex_ray.train.control_actor import ControlActor
 from rex_ray.train.data_config import DealingDataConfig
 from rex_ray.train.placement import check_placement, devices_asked_for
+from rex_ray.train.reaching import connect
 from rex_ray.train.run_folder import run_directory
 from rex_ray.train.scaling import check_elastic, check_scaling
 from rex_ray.train.snapshot_folders import snapshots_removed
@@ -160,12 +161,12 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         Leaves nothing behind, however it ends: the control actor, the queue, workers and placement group are gone.
 
         Raises:
-            ConfigError: no node meets the label selector within ``placement_timeout_s``, or the run's storage cannot be
-                used.
+            ConfigError: no Ray cluster answers where one is said to be, no node meets the label selector within
+                ``placement_timeout_s``, or the run's storage cannot be used.
             ray.train.TrainingFailedError: a worker failed more often than ``FailureConfig`` allows.
         """
         if not ray.is_initialized():
-            ray.init()
+            connect()
         check_placement(self.scaling_config, self.rex_config.placement_timeout_s)
         own = self.run_config
         store = store_of(own.storage_path, own.storage_filesystem, str(own.name))
