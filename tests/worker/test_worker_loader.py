@@ -63,6 +63,11 @@ class Nothing(Dataset[int]):
         raise IndexError(row)
 
 
+class Uncounted(Rows):
+    def __len__(self) -> int:
+        raise NotImplementedError("it streams")
+
+
 def test_data_that_cannot_be_shared_is_refused() -> None:
     with opened() as session:
         with pytest.raises(ConfigError, match="0 rows"):
@@ -72,6 +77,12 @@ def test_data_that_cannot_be_shared_is_refused() -> None:
                 make(iter(range(3)))
             with pytest.raises(ConfigError, match="int, which is no data set"):
                 make(7)
+            with pytest.raises(ConfigError, match=r"dict with the keys 'train', 'test'; rows are asked for by number"):
+                make({"train": Rows(50), "test": Rows(50)})
+            with pytest.raises(ConfigError, match=r"dict with the keys \(0, 'a'\), .*, \.\.\.; rows"):
+                make({(row, "a"): row for row in range(50)})
+            with pytest.raises(ConfigError, match=r"Uncounted whose rows cannot be counted .*NotImplementedError: it"):
+                make(Uncounted(50))
         with pytest.raises(ConfigError, match="end='all' was given with a Rows"):
             session.loader(Rows(50), end="all")
 

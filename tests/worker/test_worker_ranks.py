@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from gloo_group import GlooGroup
+from gloo_group import GlooGroup, RankError
 from scripted import MemoryReporter, Rows, ScriptedLink, opened, two_layers
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -218,3 +218,25 @@ def test_a_controllers_refusal_is_heard_by_every_rank_at_once(ranks: GlooGroup) 
     for message, seconds in ranks.run(be_refused):
         assert message == "no room for these minima"
         assert seconds < 5.0
+
+
+def pool_unlike(rank: int, unlike: str) -> Any:
+    values: Any = {
+        "types": 0 if rank else torch.tensor(2.5),
+        "types the other way": 2.5 if rank == 1 else 0,
+        "none yet": 0 if rank else torch.tensor([1, 2]),
+        "shapes": torch.ones(2 + rank),
+    }[unlike]
+    with opened() as session:
+        return session.pool_sum(values).tolist()
+
+
+@pytest.mark.parametrize(("unlike", "total"), [("types", 2.5), ("types the other way", 2.5), ("none yet", [1, 2])])
+def test_a_rank_that_saw_nothing_pools_its_plain_zero(ranks: GlooGroup, unlike: str, total: Any) -> None:
+    assert ranks.run(pool_unlike, unlike) == [total] * 3
+
+
+def test_shapes_that_have_no_sum_are_refused_on_every_rank(ranks: GlooGroup) -> None:
+    with pytest.raises(RankError) as caught:
+        ranks.run(pool_unlike, "shapes")
+    assert all(r"rank 0: [2], rank 1: [3], rank 2: [4]" in (text or "") for text in caught.value.errors)

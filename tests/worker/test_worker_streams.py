@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from rex_ray.core.errors import ConfigError, DataError, RexError
 from rex_ray.core.types import Allocation
+from rex_ray.worker.data.stream_likeness import alike_in_words, first_rows_digest
 from rex_ray.worker.link import IncidentRecord
 from rex_ray.worker.session import Session
 
@@ -358,6 +359,46 @@ def test_a_stream_that_cannot_go_on_begins_its_epoch_anew_and_says_what_is_seen_
         (message,) = messages
         assert "45 rows of it are trained on a second time" in message
         assert "[1, 1, 1] loader processes read them then and [2, 2, 2] do now" in message
+
+
+# --- one stream for all
+
+
+class Undivided(IterableDataset[Any]):
+    """What every rank brings whole, since it forgets to divide it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (ROWS[row] for row in range(30))
+
+
+def first_step(rank: int, divided: bool) -> list[str]:
+    with Told() as lines, opened(ScriptedLink((5, 7, 4))) as session:
+        net, optimizer = started(session)
+        for batch in session.loader(Shard(rank) if divided else Undivided()):
+            update(net, optimizer, batch)
+    return [line for line in lines if "begin with the same" in line]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("divided", [True, False])
+def test_a_stream_that_every_rank_brings_whole_is_told_of_once(ranks: GlooGroup, divided: bool) -> None:
+    told, *others = ranks.run(first_step, divided)
+    assert others == [[], []]
+    assert len(told) == (0 if divided else 1)
+    assert all("ranks 0, 1 and 2" in line and "session.world_size" in line for line in told)
+
+
+def test_rows_are_alike_whatever_follows_them_and_few_of_them_tell_nothing() -> None:
+    rows = (torch.arange(12, dtype=torch.bfloat16), ["text"] * 12, torch.tensor(3.0))
+    digest = first_rows_digest(rows, 12)
+    assert digest == first_rows_digest((rows[0][:5], ["text"] * 5, torch.tensor(4.0)), 5) != 0
+    assert digest != first_rows_digest((rows[0].flip(0),), 12)
+    assert (
+        first_rows_digest((rows[0][:3],), 3) == first_rows_digest(["text"] * 12, 12) == first_rows_digest(None, 0) == 0
+    )
+    assert alike_in_words([1, 2, 3]) is None
+    assert alike_in_words([0, 0, 5]) is None
+    assert "ranks 1 and 2 begin" in (alike_in_words([4, 5, 5]) or "")
 
 
 # --- what a loop may do, on one rank

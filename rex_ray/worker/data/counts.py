@@ -36,6 +36,7 @@ class Count:
         num_rows: rows read for it.
         end: what comes after them.
         formless: the rank has no batch by whose form it could make an empty one.
+        first_rows: stands for the rows themselves, where they are the first that a session reads; else 0.
     """
 
     epoch: int
@@ -43,6 +44,7 @@ class Count:
     num_rows: int
     end: StreamEnd
     formless: bool
+    first_rows: int = 0
 
     @property
     def exhausted(self) -> bool:
@@ -64,7 +66,9 @@ class StepCounts:
     def tell(self, count: Count) -> None:
         """Send this rank's count, and return at once."""
         assert self._pending is None, "a step's counts are read before the next ones are told"
-        told = torch.tensor([count.epoch, count.step, count.num_rows, count.end, count.formless], dtype=torch.int64)
+        told = torch.tensor(
+            [count.epoch, count.step, count.num_rows, count.end, count.formless, count.first_rows], dtype=torch.int64
+        )
         self._pending = self._group.gather_later(told, f"the row counts of step {count.step}")
 
     def read(self) -> tuple[Count, ...]:
@@ -78,8 +82,10 @@ class StepCounts:
         rows = self._pending.read().tolist()
         self._pending = None
         counts = tuple(
-            Count(epoch=epoch, step=step, num_rows=num_rows, end=StreamEnd(end), formless=bool(formless))
-            for epoch, step, num_rows, end, formless in rows
+            Count(
+                epoch=epoch, step=step, num_rows=num_rows, end=StreamEnd(end), formless=bool(formless), first_rows=first
+            )
+            for epoch, step, num_rows, end, formless, first in rows
         )
         if len({(count.epoch, count.step) for count in counts}) > 1:
             places = ", ".join(f"rank {k}: epoch {c.epoch}, step {c.step}" for k, c in enumerate(counts))

@@ -1,17 +1,15 @@
-"""torch's DataLoader, and which of its options are the session's business."""
+"""Options of torch's DataLoader, and which of them are the session's business."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.worker.tree import moves_itself, rebuilt
 
-__all__ = ["batches_drawn_ahead", "check_loader_options", "make_data_loader", "num_processes", "to_device"]
+__all__ = ["batches_drawn_ahead", "check_loader_options", "num_processes", "to_device"]
 
 _DECIDED_HERE = {
     "batch_size": "the allocation decides how many rows a rank gets; set RexConfig.global_batch_size",
@@ -46,22 +44,6 @@ def batches_drawn_ahead(options: dict[str, Any]) -> int:
     return num_processes(options) * (2 if prefetch_factor is None else int(prefetch_factor))
 
 
-def make_data_loader(reader: Any, requests: Iterable[list[Any]], options: dict[str, Any]) -> DataLoader[Any]:
-    """Return a DataLoader that has ``reader`` answer each of ``requests`` with a whole batch.
-
-    Args:
-        reader: collates too, in whichever process it is read; keeps the user's data set as ``dataset``.
-        requests: what the reader's ``__getitems__`` is asked, in order.
-        options: the user's, without ``collate_fn``.
-    """
-    options = dict(options)
-    if num_processes(options) > 0:
-        # Starting loader processes anew for each epoch costs more than a small epoch.
-        options.setdefault("persistent_workers", True)
-        options["worker_init_fn"] = _InitProcess(options.get("worker_init_fn"))
-    return DataLoader(reader, batch_sampler=requests, collate_fn=_as_it_is, **options)
-
-
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move a batch to where the model computes, without waiting for the copy: tensors, and what has a method ``to``."""
     if device.type == "cpu":
@@ -74,21 +56,3 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     except TypeError:  # the user's own method, which may know of a device only
         return batch.to(device)
-
-
-class _InitProcess:
-    """Shows a loader process the user's data set instead of the reader around it, then calls the user's function."""
-
-    def __init__(self, users: Callable[[int], None] | None) -> None:
-        self._users = users
-
-    def __call__(self, process: int) -> None:
-        info: Any = get_worker_info()
-        # The info refuses to be changed, but what a user looks for there, to divide a stream, is the user's own.
-        object.__setattr__(info, "dataset", info.dataset.dataset)
-        if self._users is not None:
-            self._users(process)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

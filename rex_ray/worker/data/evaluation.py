@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from rex_ray.core.errors import ConfigError, DataError
 from rex_ray.worker.data.column_reader import ColumnReader, comes_in_columns
-from rex_ray.worker.data.dataloader import to_device
+from rex_ray.worker.data.dataloader import num_processes, to_device
 from rex_ray.worker.data.make_source import is_stream
 from rex_ray.worker.data.map_style import check_map_style
 from rex_ray.worker.data.requests import Request
+from rex_ray.worker.data.sending import SendableCollate
 from rex_ray.worker.data.stream_end import UnknownLengthError
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.row_cutting import empty_like, opaque_part
@@ -92,7 +93,7 @@ class EvalLoader:
         self._batches: Iterable[Any] = (
             _ColumnBatches(dataset, local_batch_size, dict(options))
             if comes_in_columns(dataset)
-            else DataLoader(part, batch_size=local_batch_size, **options)
+            else _data_loader(part, local_batch_size, options)
         )
 
     def __len__(self) -> int:
@@ -127,6 +128,12 @@ class EvalLoader:
                 "cut to none; have collate_fn return tensors, in tuples, lists or mappings, and make it of them later"
             )
         return empty_like(batch, 1)
+
+
+def _data_loader(part: Any, local_batch_size: int, options: dict[str, Any]) -> DataLoader[Any]:
+    if num_processes(options):
+        options = {**options, "collate_fn": SendableCollate(options.get("collate_fn") or default_collate)}
+    return DataLoader(part, batch_size=local_batch_size, **options)
 
 
 class _EveryNth(IterableDataset[Any]):
@@ -168,12 +175,35 @@ class _ColumnBatches:
 
 
 def pool_sum(group: SideGroup, values: Summable) -> torch.Tensor:
-    """Return the sum of ``values`` over ranks, on the CPU: integers as int64, everything else as float64."""
+    """Return the sum of ``values`` over ranks, on the CPU: integers as int64, everything else as float64.
+
+    A rank that saw nothing may still hold the plain 0 that its sum began with; the others say what shape it has.
+
+    Raises:
+        ConfigError: the ranks' values have different shapes; on every rank.
+    """
     # A Python number is in double precision; torch would make it single.
     tensor = torch.tensor(values, dtype=torch.float64) if isinstance(values, float) else torch.as_tensor(values)
     tensor = tensor.detach().cpu()
-    exact = torch.float64 if tensor.is_floating_point() else torch.int64
-    return group.sum(tensor.to(exact), "session.pool")
+    form = _Form(tuple(tensor.shape), tensor.is_floating_point(), tensor.dim() == 0 and not tensor.item())
+    forms = group.gather_objects(form, "session.pool")
+    shapes = {each.shape for each in forms if not each.is_zero} or {form.shape}
+    if len(shapes) > 1:
+        told = ", ".join(f"rank {rank}: {list(each.shape)}" for rank, each in enumerate(forms))
+        raise ConfigError(
+            f"session.pool_sum was given values of different shapes ({told}), which have no sum; begin on every rank "
+            "with zeros of one shape, such as torch.zeros(num_classes)"
+        )
+    exact = torch.float64 if any(each.is_float for each in forms) else torch.int64
+    return group.sum(tensor.to(exact).expand(shapes.pop()), "session.pool")
+
+
+class _Form(NamedTuple):
+    """What ranks must know of each other's values before they add them up: bytes would be added in any case."""
+
+    shape: tuple[int, ...]
+    is_float: bool
+    is_zero: bool
 
 
 def pool_ratio(group: SideGroup, numerator: Summable, denominator: Summable) -> float:

@@ -9,13 +9,7 @@ from torch.utils.data import get_worker_info
 
 from rex_ray.core.errors import DataError
 
-__all__ = ["LOADER_FAILED", "Failure"]
-
-LOADER_FAILED = (
-    "the loader processes handed out no batch (a process that was killed ran out of memory or of shared memory as a "
-    "rule: use fewer num_workers or a smaller prefetch_factor)"
-)
-"""Of torch's own RuntimeError: a loader process was killed, or did not answer within its ``timeout``."""
+__all__ = ["Failure", "handed_out_nothing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +42,14 @@ class Failure:
         error = DataError(f"{text}\nIn the loader process:\n{self.trace.rstrip()}" if self.trace else text)
         error.__cause__ = self.cause
         return error
+
+
+def handed_out_nothing(error: Exception) -> Failure:
+    """Return what torch's DataLoader raised in place of a batch, as a value."""
+    what = "the loader processes handed out no batch"
+    if isinstance(error, RuntimeError):  # torch's own, of a process that died or did not answer within its ``timeout``
+        what += (
+            " (a process that was killed ran out of memory or of shared memory as a rule: use fewer num_workers or a "
+            "smaller prefetch_factor)"
+        )
+    return Failure.of(what, error)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
-from rex_ray.core.errors import ConfigError, DataError
-from rex_ray.worker.data.dataloader import make_data_loader
-from rex_ray.worker.data.failures import LOADER_FAILED, Failure
+from rex_ray.core.errors import ConfigError, DataError, RexError
+from rex_ray.worker.data.failures import Failure, handed_out_nothing
+from rex_ray.worker.data.loader_processes import LoaderProcesses
 from rex_ray.worker.data.row_reader import RowBatch, RowReader
 from rex_ray.worker.data.sampler import ElasticSampler, Plan, Position
 from rex_ray.worker.data.source import Drawn
 from rex_ray.worker.row_cutting import empty_like
 
 __all__ = ["MapSource", "check_map_style", "is_map_style"]
+
+_MOST_NAMED_KEYS = 4
 
 
 def is_map_style(dataset: object) -> bool:
@@ -28,9 +30,22 @@ def check_map_style(dataset: Any, call: str) -> int:
     """Return the number of rows of a map-style data set.
 
     Raises:
-        ConfigError: it is empty.
+        ConfigError: it is empty, or a mapping, or does not say how many rows it has.
     """
-    num_rows = len(dataset)
+    name = type(dataset).__name__
+    if isinstance(dataset, Mapping):
+        keys = ", ".join(repr(key) for key in list(dataset)[:_MOST_NAMED_KEYS])
+        raise ConfigError(
+            f"{call} was given a {name} with the keys {keys}{', ...' if len(dataset) > _MOST_NAMED_KEYS else ''}; rows "
+            "are asked for by number, 0 to len() - 1: give one of its data sets, or a list of its values"
+        )
+    try:
+        num_rows = len(dataset)
+    except Exception as error:
+        raise ConfigError(
+            f"{call} was given a {name} whose rows cannot be counted (len() raised {type(error).__name__}: {error}): "
+            "have its __len__ return a whole number, or give it as a stream, an IterableDataset"
+        ) from error
     if num_rows == 0:
         raise ConfigError(f"{call} got a data set of 0 rows")
     return num_rows
@@ -57,7 +72,7 @@ class MapSource:
         self._by_tokens = by_tokens
         options = dict(options)
         reader = RowReader(dataset, options.pop("collate_fn", None))
-        self._loader: DataLoader[Any] | None = make_data_loader(reader, sampler, options)
+        self._processes = LoaderProcesses(reader, sampler, options, rank)
         self._batches: Iterator[RowBatch] = iter(())
 
     @property
@@ -75,7 +90,6 @@ class MapSource:
         Raises:
             DataError: the data set has another number of rows than it had.
         """
-        assert self._loader is not None
         if len(self.dataset) != self._num_rows:
             raise DataError(
                 f"rank {self._rank}, epoch {position.epoch}: the training set has {len(self.dataset)} rows now, and "
@@ -83,7 +97,7 @@ class MapSource:
                 "Start a new run with data that changed"
             )
         self._sampler.rewind(position)
-        self._batches = iter(self._loader)
+        self._batches = self._processes.begin()
 
     def draw(self) -> Drawn | None:
         """See ``Source``."""
@@ -91,8 +105,10 @@ class MapSource:
             fetched = next(self._batches)
         except StopIteration:
             return None
-        except RuntimeError as error:
-            raise self._error(self._sampler.drawn[0], Failure.of(LOADER_FAILED, error)) from error
+        except RexError:
+            raise
+        except Exception as error:
+            raise self._error(self._sampler.drawn[0], handed_out_nothing(error)) from error
         plan = self._sampler.drawn.popleft()
         if fetched.failure is not None:
             raise self._error(plan, fetched.failure)
@@ -118,7 +134,7 @@ class MapSource:
     def stop(self) -> None:
         """See ``Source``."""
         self._batches = iter(())
-        self._loader = None
+        self._processes.stop()
 
     def close(self, timeout_s: float) -> None:
         """Nothing is under way between ranks."""

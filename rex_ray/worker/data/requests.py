@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from rex_ray.worker.data.schedule import Schedule
 
-__all__ = ["Request", "ShareRequests"]
+__all__ = ["FIRST_PASS", "Request", "ShareRequests"]
+
+FIRST_PASS = 1
 
 
 class Request(NamedTuple):
@@ -35,7 +37,7 @@ class ShareRequests:
     def __init__(self, rank: int, schedule: Schedule) -> None:
         self._rank = rank
         self._schedule = schedule
-        self._pass = 0
+        self._pass = FIRST_PASS - 1
         self._epoch = 0
         self._num_void = 0
         self.next_step = 0

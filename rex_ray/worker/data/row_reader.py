@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import default_collate
 
 from rex_ray.worker.data.failures import Failure
+from rex_ray.worker.data.sending import check_sendable
 from rex_ray.worker.tree import tensors_in
 
 __all__ = ["RowBatch", "RowReader", "kept_rows"]
@@ -65,6 +66,10 @@ class RowReader:
             batch = self._collate(items)
         except Exception as error:  # noqa: BLE001
             return RowBatch(None, 0, Failure.of(f"{_named(rows)} could not be collated", error))
+        try:
+            check_sendable(batch)
+        except Exception as error:  # noqa: BLE001
+            return RowBatch(None, 0, Failure.of(f"the batch of {_named(rows)} cannot leave its loader process", error))
         return RowBatch(batch, kept_rows(batch, len(rows)))
 
     def _tell(self, epoch: int) -> None:

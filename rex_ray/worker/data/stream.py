@@ -18,6 +18,7 @@ from rex_ray.worker.data.sampler import Plan, Position
 from rex_ray.worker.data.schedule import Schedule
 from rex_ray.worker.data.source import Drawn
 from rex_ray.worker.data.stream_end import UnknownLengthError, WhenToEnd, account, is_over
+from rex_ray.worker.data.stream_likeness import alike_in_words, first_rows_digest
 from rex_ray.worker.data.stream_marks import StreamMark
 from rex_ray.worker.data.stream_reader import StreamBatch
 from rex_ray.worker.data.stream_rows import StreamRows
@@ -98,6 +99,7 @@ class StreamSource:
         self._read: _Read | None = None
         self._held: _Held | None = None
         self._again = False
+        self._has_read = False
         self._mark = self._own.start
         self._rows: tuple[int, ...] = ()
         self._form: Any = None
@@ -140,6 +142,7 @@ class StreamSource:
             asked_s = now_s()
             counts = self._counts.read()
             self._stop_if_failed(counts, read.fetched)
+            self._tell_if_alike(counts)
             over = is_over(counts, self._streams.end)
             if not over and any(count.formless for count in counts) and any(count.num_rows for count in counts):
                 self._form = self._counts.share_form(self._form)
@@ -215,8 +218,18 @@ class StreamSource:
         elif self._own.have_ended:
             end = StreamEnd.ENDED
         assert self._epoch is not None
-        formless = self._form is None
-        self._counts.tell(Count(epoch=self._epoch, step=step, num_rows=fetched.num_rows, end=end, formless=formless))
+        first_rows = 0 if self._has_read else first_rows_digest(fetched.batch, fetched.num_rows)
+        self._has_read = True
+        self._counts.tell(
+            Count(
+                epoch=self._epoch,
+                step=step,
+                num_rows=fetched.num_rows,
+                end=end,
+                formless=self._form is None,
+                first_rows=first_rows,
+            )
+        )
         self._read = _Read(fetched, mark)
         return self._read
 
@@ -240,6 +253,12 @@ class StreamSource:
             f"rank {self._streams.rank}, epoch {place.epoch}, step {place.step}: training stops, because the stream of "
             f"rank {', '.join(map(str, failed))} failed; its own error says why"
         )
+
+    def _tell_if_alike(self, counts: Sequence[Count]) -> None:
+        alike = alike_in_words([count.first_rows for count in counts])
+        if alike is not None and self._streams.rank == 0:
+            _log.warning("%s", alike)
+            self._streams.tell("streams_alike", alike)
 
     def _finish(self, counts: Sequence[Count]) -> None:
         self._complete = self._epoch

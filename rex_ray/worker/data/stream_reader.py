@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from torch.utils.data import default_collate, get_worker_info
 
 from rex_ray.worker.data.failures import Failure
-from rex_ray.worker.data.requests import Request
+from rex_ray.worker.data.requests import FIRST_PASS, Request
 from rex_ray.worker.data.row_reader import kept_rows
+from rex_ray.worker.data.sending import check_sendable
 
 __all__ = ["Resumption", "StreamBatch", "StreamReader"]
 
@@ -95,11 +96,20 @@ class StreamReader:
         except Exception as error:  # noqa: BLE001
             what = f"rows {self._num_read - len(rows)} to {self._num_read - 1} of the stream could not be collated"
             return StreamBatch(None, 0, len(rows), process, failure=Failure.of(what, error))
+        try:
+            check_sendable((batch, state))
+        except Exception as error:  # noqa: BLE001
+            what = (
+                f"the batch of rows {self._num_read - len(rows)} to {self._num_read - 1} of the stream, or its state, "
+                "cannot leave its loader process"
+            )
+            return StreamBatch(None, 0, len(rows), process, failure=Failure.of(what, error))
         kept = kept_rows(batch, len(rows))
         return StreamBatch(batch if kept else None, kept, len(rows), process, ended=ended, state=state)
 
     def _begin(self, request: Request, process: int) -> None:
-        resumed = self._resumptions.pop(process, None) if self._pass is None else None
+        # By its number: a process that begins anew for a later pass has a copy of them, too.
+        resumed = self._resumptions.get(process) if request.pass_number == FIRST_PASS else None
         self._pass = request.pass_number
         self._num_read = 0
         if callable(getattr(self.dataset, "set_epoch", None)):

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from rex_ray.worker.data.dataloader import make_data_loader, num_processes
-from rex_ray.worker.data.failures import LOADER_FAILED, Failure
+from rex_ray.worker.data.dataloader import num_processes
+from rex_ray.worker.data.failures import handed_out_nothing
+from rex_ray.worker.data.loader_processes import LoaderProcesses
 from rex_ray.worker.data.requests import ShareRequests
 from rex_ray.worker.data.schedule import Schedule
 from rex_ray.worker.data.stream_marks import StreamMark
@@ -43,7 +42,7 @@ class StreamRows:
         self._warned = False
         self._num_processes = max(num_processes(options), 1)
         self._requests = ShareRequests(rank, schedule)
-        self._loader: DataLoader[Any] | None = make_data_loader(reader, self._requests, options)
+        self._processes = LoaderProcesses(reader, self._requests, options, rank)
         self._batches: Iterator[StreamBatch] = iter(())
         self._ended: set[int] = set()
 
@@ -64,10 +63,9 @@ class StreamRows:
 
     def begin(self, epoch: int, step: int, mark: StreamMark) -> None:
         """Begin a pass of ``epoch`` at ``step``, with the process whose turn it is at ``mark``."""
-        assert self._loader is not None
         self._ended = set()
         self._requests.begin(epoch, step, num_void=mark.turn)
-        self._batches = iter(self._loader)
+        self._batches = self._processes.begin()
 
     def read(self, step: int, mark: StreamMark) -> tuple[StreamBatch, StreamMark]:
         """Return the rows of ``step``, and the mark behind them; a failure is a value, too."""
@@ -93,14 +91,14 @@ class StreamRows:
     def stop(self) -> None:
         """Let go of the loader processes."""
         self._batches = iter(())
-        self._loader = None
+        self._processes.stop()
 
     def _fetch(self, mark: StreamMark) -> tuple[StreamBatch, StreamMark]:
         while not self.have_ended:
             try:
                 fetched = next(self._batches)
-            except RuntimeError as error:
-                return StreamBatch(None, 0, 0, 0, failure=Failure.of(LOADER_FAILED, error)), mark
+            except Exception as error:  # noqa: BLE001 - a value, so that the other ranks hear of it
+                return StreamBatch(None, 0, 0, 0, failure=handed_out_nothing(error)), mark
             if fetched.void:
                 continue
             mark = mark.after(fetched)
