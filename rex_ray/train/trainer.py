@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.train import DataConfig, Result, RunConfig, ScalingConfig, UserCallback
+from ray.train import DataConfig, Result, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.queue import Queue
 
@@ -30,6 +30,7 @@ from rex_ray.train.arrow_store import ArrowStore, store_of
 from rex_ray.train.checkpoint_list import put_aside_a_damaged_list
 from rex_ray.train.control_actor import ControlActor
 from rex_ray.train.data_config import DealingDataConfig
+from rex_ray.train.loss_teller import LossTeller
 from rex_ray.train.placement import check_placement, devices_asked_for
 from rex_ray.train.reaching import connect
 from rex_ray.train.run_folder import run_directory
@@ -48,7 +49,6 @@ logger = logging.getLogger("rex_ray")
 
 _START_LIMIT_S = 60.0
 _FINISH_LIMIT_S = 15.0
-_ASK_LIMIT_S = 2.0
 _MOST_QUEUED_BATCHES = 10_000
 
 
@@ -163,7 +163,8 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         Raises:
             ConfigError: no Ray cluster answers where one is said to be, no node meets the label selector within
                 ``placement_timeout_s``, or the run's storage cannot be used.
-            ray.train.TrainingFailedError: a worker failed more often than ``FailureConfig`` allows.
+            ray.train.TrainingFailedError: a worker failed more often than ``FailureConfig`` allows, or with one and the
+                same ConfigError twice in a row.
         """
         if not ray.is_initialized():
             connect()
@@ -185,7 +186,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             )
             self.train_loop_per_worker: TrainLoop = partial(run_worker, loop=self._train_loop, wiring=wiring)
             users = self.run_config.callbacks
-            self.run_config.callbacks = [*(users or []), _LossTeller(control)]
+            self.run_config.callbacks = [*(users or []), LossTeller(control)]
             try:
                 return super().fit()
             finally:
@@ -250,27 +251,6 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             logger.warning(
                 "the control actor did not end the journal (%s); it lacks its last seconds", first_line(error)
             )
-
-
-class _LossTeller(UserCallback):  # type: ignore[misc]
-    """Tells the control actor which workers failed, from Ray Train's controller process."""
-
-    def __init__(self, control: Any) -> None:
-        self._control = control
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Pass on who failed, and of which group: this may arrive when the next one has joined already.
-
-        No other group forms while this waits, so an answer within the limit is of the group that lost them. An actor
-        that is down gives none, and hears of the loss by the next group.
-        """
-        del run_context
-        try:
-            generation = self._control.generation.remote().future().result(_ASK_LIMIT_S)
-        except (RayError, TimeoutError):
-            logger.warning("the control actor does not answer; that ranks failed it learns from the next group")
-            return
-        self._control.lost.remote(generation, {rank: first_line(error) for rank, error in worker_exceptions.items()})
 
 
 def _kill(actor: Any) -> None:
