@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from rex_ray.core.types import StepRecord
 from rex_ray.hosting.pump import Pump, pump_interval_s
 from rex_ray.train.telemetry import RayTransport
-from rex_ray.worker.session import get_session
+from rex_ray.worker.current import get_session
 
 __all__ = ["LOCAL_ROWS", "WIDTH", "abba_loop", "layered_net", "plain_cpu_loop", "rex_cpu_loop"]
 

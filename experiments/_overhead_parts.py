@@ -29,7 +29,9 @@ from rex_ray.worker.model.non_finite import NonFiniteGuard
 from rex_ray.worker.model.optimizer_hooks import BeforeUpdate, OptimizerHooks
 from rex_ray.worker.model.thawed import ThawedGradients
 from rex_ray.worker.model.weighting import OutputWeights
+from rex_ray.worker.notices import Notices
 from rex_ray.worker.options import WorkerOptions
+from rex_ray.worker.progress import Progress
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["measure_parts"]
@@ -73,7 +75,12 @@ class _Variant:
         self._net = layered_net()
         model = DistributedDataParallel(self._net, gradient_as_bucket_view=True)
         self._tracker = StepTracker(
-            rank=0, options=options, device=torch.device("cpu"), generation="parts", records=RecordQueue(lambda _: None)
+            rank=0,
+            options=options,
+            device=torch.device("cpu"),
+            generation="parts",
+            records=RecordQueue(lambda _: None),
+            progress=Progress(),
         )
         self._tracker.norms.parameters = list(self._net.parameters())
         if num_parts > 0:
@@ -96,8 +103,10 @@ class _Variant:
         self._plan = Plan(step=0, epoch=0, cursor=0, allocation=allocation, num_rows=allocation.local_batch_sizes)
 
     def _look_at(self, reduction: Reduction) -> BeforeUpdate:
+        records = RecordQueue(lambda _: None)
         return NonFiniteGuard(
             tracker=self._tracker,
+            notices=Notices(rank=0, generation="parts", progress=self._tracker.progress, records=records),
             group=SideGroup(60.0),
             policy="stop",
             model=self._net,

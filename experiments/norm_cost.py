@@ -36,6 +36,7 @@ from rex_ray.worker.model.preconditioner import AdamPreconditioner
 from rex_ray.worker.model.thawed import ThawedGradients
 from rex_ray.worker.model.weighting import OutputWeights
 from rex_ray.worker.options import WorkerOptions
+from rex_ray.worker.progress import Progress
 from rex_ray.worker.tracker import StepTracker
 
 LOCAL_ROWS = 64
@@ -109,7 +110,12 @@ class _Variant:
         net = layered_net()
         options = WorkerOptions(global_batch_size=4 * LOCAL_ROWS, norm_interval_steps=int(takes_norms))
         self._tracker = StepTracker(
-            rank=0, options=options, device=torch.device("cpu"), generation="cost", records=RecordQueue(lambda _: None)
+            rank=0,
+            options=options,
+            device=torch.device("cpu"),
+            generation="cost",
+            records=RecordQueue(lambda _: None),
+            progress=Progress(),
         )
         self._optimizer = make(net.parameters(), lr=LEARNING_RATE)  # type: ignore[call-arg]
         self._tracker.norms.parameters = list(net.parameters())

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rex_ray.train.launching import launch
     from rex_ray.train.local_cluster import local_cluster
     from rex_ray.train.trainer import RexTrainer
-    from rex_ray.worker.current import session
-    from rex_ray.worker.session import Session, get_session
+    from rex_ray.worker.current import get_session, session
+    from rex_ray.worker.session import Session
 
 __version__ = "0.1.0"
 
@@ -53,7 +53,7 @@ _HOMES = {
     "RexConfig": "rex_ray.config",
     "RexTrainer": "rex_ray.train.trainer",
     "Session": "rex_ray.worker.session",
-    "get_session": "rex_ray.worker.session",
+    "get_session": "rex_ray.worker.current",
     "launch": "rex_ray.train.launching",
     "local_cluster": "rex_ray.train.local_cluster",
     "session": "rex_ray.worker.current",

@@ -13,9 +13,10 @@ from torch.utils.data import Dataset
 
 from rex_ray.core.types import Allocation, StepRecord
 from rex_ray.worker.link import GroupInfo, MetricRecord, NullLink, Record
+from rex_ray.worker.opening import open_session
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.saving.archive import Saved
-from rex_ray.worker.session import Session, open_session
+from rex_ray.worker.session import Session
 
 
 class ScriptedLink(NullLink):

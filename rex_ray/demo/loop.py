@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from rex_ray.demo.data import load_data
-from rex_ray.worker.session import get_session
+from rex_ray.worker.current import get_session
 
 __all__ = ["demo_loop"]
 

@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.worker.current import get_session
 from rex_ray.worker.model.replicas import ddp_options
-from rex_ray.worker.session import get_session
 
 __all__ = ["RexAccelerator", "SessionAccelerator"]
 

@@ -24,9 +24,9 @@ from transformers import TrainerCallback
 from rex_ray.core.errors import ConfigError
 from rex_ray.integrations.accelerate import SessionAccelerator
 from rex_ray.integrations.whole_passes import WholePasses
+from rex_ray.worker.current import get_session
 from rex_ray.worker.data.taken_over import training_data
 from rex_ray.worker.model.scheduling import ReferenceScheduler
-from rex_ray.worker.session import get_session
 
 __all__ = ["RexTrainerMixin"]
 

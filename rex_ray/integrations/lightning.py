@@ -16,8 +16,8 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.integrations.whole_passes import WholePasses
+from rex_ray.worker.current import get_session
 from rex_ray.worker.model.scheduling import Stepping
-from rex_ray.worker.session import get_session
 
 __all__ = ["EvalBatches", "RexCallback", "RexStrategy", "TrainBatches"]
 

@@ -33,8 +33,9 @@ from rex_ray.standalone.tcp_transport import TcpTransport, asker
 from rex_ray.watch.backlog import Mark
 from rex_ray.watch.seams import RunInfo, Watcher
 from rex_ray.worker.group.side_group import distributed
+from rex_ray.worker.opening import open_session
 from rex_ray.worker.saving.snapshots import SnapshotPlace
-from rex_ray.worker.session import Session, open_session
+from rex_ray.worker.session import Session
 
 __all__ = ["training"]
 

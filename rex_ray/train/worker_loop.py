@@ -20,9 +20,9 @@ from rex_ray.train.drains import node_tag, wait_out_notice
 from rex_ray.train.link import RayLink
 from rex_ray.train.reporter import RayReporter
 from rex_ray.train.snapshot_folders import remove_stale_snapshots
+from rex_ray.worker.opening import open_session
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.saving.snapshots import SnapshotPlace
-from rex_ray.worker.session import open_session
 
 __all__ = ["TrainLoop", "Wiring", "call_loop", "device_kind", "run_worker"]
 

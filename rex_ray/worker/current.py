@@ -1,12 +1,49 @@
-"""``session``: the session of this process, for loops that are handed nothing."""
+"""The session of this process, for loops that are handed nothing: ``get_session()``, and ``session`` itself."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
-from rex_ray.worker.session import Session, get_session
+from rex_ray.core.errors import ConfigError
+from rex_ray.worker.session import Session
 
-__all__ = ["session"]
+__all__ = ["get_session", "refuse_second", "session", "standing"]
+
+_standing: Session | None = None
+
+
+def get_session() -> Session:
+    """Return the session of this process.
+
+    Raises:
+        ConfigError: there is none; the loop does not run under a RexTrainer.
+    """
+    if _standing is None:
+        raise ConfigError("no session is open: run this loop with RexTrainer, or inside `with open_session(...)`")
+    return _standing
+
+
+def refuse_second() -> None:
+    """Refuse to open a session beside another.
+
+    Raises:
+        ConfigError: one is open.
+    """
+    if _standing is not None:
+        raise ConfigError("a session is open already in this process")
+
+
+@contextmanager
+def standing(opened: Session) -> Iterator[None]:
+    """Have ``opened`` be the session of this process within the block."""
+    global _standing  # noqa: PLW0603 - one session per process, like the process group it wraps
+    _standing = opened
+    try:
+        yield
+    finally:
+        _standing = None
 
 
 class _Current:

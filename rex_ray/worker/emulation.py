@@ -33,8 +33,8 @@ from rex_ray.scenario import (
     load_profile,
     true_optimum,
 )
-from rex_ray.worker.session import get_session
-from rex_ray.worker.tracker import StepInfo
+from rex_ray.worker.current import get_session
+from rex_ray.worker.step import StepInfo
 
 __all__ = ["EmulationMeter", "EmulationSpec", "Emulator", "emulated"]
 

@@ -12,8 +12,12 @@ from torch.utils.data import DataLoader
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import OptimizerFamily
+from rex_ray.worker.model.replicas import unwrap
+from rex_ray.worker.model.scheduling import ReferenceScheduler
+from rex_ray.worker.parts import Parts
+from rex_ray.worker.saving.state import Prepared, restore_rng
 
-__all__ = ["prepare_parts", "warn_of_late_prepare"]
+__all__ = ["prepare_model", "prepare_parts"]
 
 PrepareModel = Callable[[nn.Module, torch.optim.Optimizer, Any, torch.amp.GradScaler | None], tuple[Any, ...]]
 
@@ -63,7 +67,35 @@ def prepare_parts(parts: Sequence[Any], prepare_model: PrepareModel, session: Pr
     return tuple(prepared[number] for number in range(len(parts)))
 
 
-def warn_of_late_prepare(normalises_over_rows: bool, optimizer: OptimizerFamily) -> None:
+def prepare_model(
+    parts: Parts,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+    scaler: torch.amp.GradScaler | None,
+) -> tuple[Any, ...]:
+    """Make a model train on all ranks, and have it saved; load what a save holds of it and of what steps it.
+
+    Returns:
+        What was given, in the same order, without what is None.
+    """
+    if scheduler is not None:
+        scheduler = ReferenceScheduler(scheduler, parts.tracker)
+    prepared = Prepared(model=unwrap(model), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    joined, restored = parts.feed.joined, parts.met.restored
+    trained = parts.model_side.prepare(model, prepared, restored, optimizer_known=not joined)
+    parts.collector.prepare(prepared)
+    parts.schedule.optimizer = optimizer
+    if prepared.is_sharded:
+        parts.saves.rely_on_rank_0()
+    if joined:
+        _warn_of_late_prepare(parts.model_side.normalises_over_rows, parts.model_side.optimizer_family)
+    if restored is not None:
+        restore_rng(restored["rng"], parts.met.values.rank, parts.met.values.size)
+    return (trained, optimizer, *(part for part in (scheduler, scaler) if part is not None))
+
+
+def _warn_of_late_prepare(normalises_over_rows: bool, optimizer: OptimizerFamily) -> None:
     """Say what the controller was not told, since the group joined it with the loader."""
     unknown = []
     if normalises_over_rows:

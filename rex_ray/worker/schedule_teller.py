@@ -8,9 +8,9 @@ from typing import Final
 import torch
 
 from rex_ray.core.types import StepRecord
-from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.link import Record, ScheduleRecord
 from rex_ray.worker.measuring.timing import now_s
+from rex_ray.worker.progress import Progress
 
 __all__ = ["ScheduleTeller"]
 
@@ -27,7 +27,7 @@ class ScheduleTeller:
     Args:
         generation: identity of the worker group.
         send: takes records; must return at once.
-        position: where training stands in the data.
+        progress: where training stands in the data.
         interval_s: shortest time between two schedules.
     """
 
@@ -35,12 +35,12 @@ class ScheduleTeller:
         self,
         generation: str,
         send: Callable[[Sequence[Record]], None],
-        position: Callable[[], Position],
+        progress: Progress,
         interval_s: float = _INTERVAL_S,
     ) -> None:
         self._generation = generation
         self._send = send
-        self._position = position
+        self._progress = progress
         self._interval_s = interval_s
         self._due_s = 0.0
         self._told: tuple[int | None, float | None] = (None, None)
@@ -63,7 +63,7 @@ class ScheduleTeller:
         self._send(records)
 
     def _record(self) -> ScheduleRecord:
-        position = self._position()
+        position = self._progress.position
         num_epochs, learning_rate = self._told
         return ScheduleRecord(
             generation=self._generation,

@@ -20,58 +20,39 @@ Every rank must make the same calls in the same order.
 from __future__ import annotations
 
 import gc
-import logging
-import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from rex_ray.core.errors import ConfigError, LinkError
+from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import Allocation, WorkerSpec
 from rex_ray.worker.data import evaluation
-from rex_ray.worker.data.feed import Feed
 from rex_ray.worker.data.loader import TrainLoader
 from rex_ray.worker.data.stream_end import WhenToEnd
 from rex_ray.worker.data.taken_over import evaluation_data, training_data
-from rex_ray.worker.group.presence import Presence
-from rex_ray.worker.group.side_group import SideGroup
-from rex_ray.worker.link import ControlLink
-from rex_ray.worker.measuring.probes import RecordQueue
 from rex_ray.worker.model import replicas
 from rex_ray.worker.model.comm_hook import CommHook
-from rex_ray.worker.model.model_side import ModelSide
-from rex_ray.worker.model.out_of_memory import is_out_of_memory, short
 from rex_ray.worker.model.scheduling import ReferenceScheduler, Stepping
 from rex_ray.worker.model.share import CountTokens, LossFunction
-from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.preflight.facts import WorkerFacts, device_memory_bytes
-from rex_ray.worker.preflight.look import Look, gather_facts, look
-from rex_ray.worker.preflight.precision import AutocastDtype, Precision
-from rex_ray.worker.preparing import prepare_parts, warn_of_late_prepare
+from rex_ray.worker.parts import Parts
+from rex_ray.worker.preflight.facts import device_memory_bytes
+from rex_ray.worker.preflight.precision import AutocastDtype
+from rex_ray.worker.preparing import prepare_model, prepare_parts
 from rex_ray.worker.saving import state
-from rex_ray.worker.saving.collecting import Collector
-from rex_ray.worker.saving.learnt_limits import LearntLimits
-from rex_ray.worker.saving.reporter import Reporter
-from rex_ray.worker.saving.restoring import Restored, newest_state
-from rex_ray.worker.saving.saves import Saves, SavingRank
-from rex_ray.worker.saving.snapshots import SnapshotPlace, Snapshots, holders
-from rex_ray.worker.schedule_teller import ScheduleTeller
 from rex_ray.worker.step import StepHook
-from rex_ray.worker.tracker import StepTracker
 
-__all__ = ["Session", "get_session", "open_session"]
-
-_log = logging.getLogger("rex_ray")
-
-# Once training is over nobody should wait long for politeness.
-_CLOSE_LIMIT_S = 5.0
+__all__ = ["Session"]
 
 
 class Session:
     """One rank's training session. Make it with :func:`open_session`, get it with :func:`get_session`.
+
+    Args:
+        parts: what it is made of; :func:`open_session` puts them together.
 
     Attributes:
         rank: this worker's rank.
@@ -81,94 +62,19 @@ class Session:
         generation: identity of this worker group.
     """
 
-    def __init__(
-        self,
-        *,
-        options: WorkerOptions,
-        device_kind: str,
-        node: str,
-        link: ControlLink,
-        reporter: Reporter,
-        torch_device: torch.device | None,
-        presence: Presence,
-        snapshots: SnapshotPlace | None,
-    ) -> None:
-        self.device_kind = device_kind
-        self.node = node
-        self._options = options
-        self._link = link
-        self._presence = presence
-        presence.meet(options.collective_timeout_s)
-        self._values = SideGroup(options.collective_timeout_s, presence)
-        self._control = SideGroup(options.collective_timeout_s, presence)
-        self.rank, self.world_size = self._values.rank, self._values.size
-        self.generation: str = self._values.broadcast_object(uuid.uuid4().hex, "the group's identity")
-        link.started(self.generation)
-        self._looked: Look | None = None
-        if options.preflight_timeout_s is not None:
-            self._looked = look(
-                self._values, device_kind, torch_device or torch.device("cpu"), options.preflight_timeout_s
-            )
-        snapshot_place = snapshots if options.snapshot_interval_s else None
-        resumed = newest_state(self._values, reporter, snapshot_place, options.storage_retry_s)
-        self._restored = None if resumed is None else resumed.state
-        self._schedule = ScheduleTeller(self.generation, link.send, lambda: self._tracker.position)
-        self._tracker = StepTracker(
-            rank=self.rank,
-            options=options,
-            device=torch_device or torch.device("cpu"),
-            generation=self.generation,
-            records=RecordQueue(self._schedule.send if self.rank == 0 else link.send),
-        )
-        presence.activity = self._tracker.activity
-        presence.on_long_wait = self._tell_long_wait
-        if self._looked is not None and self.rank == 0:
-            self._tracker.incident(self._tracker.position.step, "preflight", self._looked.in_words())
-        self._precision = Precision(self._values, self._facts, lambda: self._tracker.device)
-        self._limits = LearntLimits(device_kind=device_kind, restored=self._restored, link=link)
-        self._model_side = ModelSide(
-            tracker=self._tracker,
-            options=options,
-            values=self._values,
-            torch_device=torch_device,
-            pass_limit=self._limits.passes,
-        )
-        self._feed = Feed(
-            tracker=self._tracker,
-            options=options,
-            link=link,
-            values=self._values,
-            control=self._control,
-            generation=self.generation,
-            restored=self._restored,
-        )
-        self._collector = Collector(
-            group=self._values,
-            tracker=self._tracker,
-            feed=self._feed,
-            model_side=self._model_side,
-            generation=self.generation,
-            limits=self._limits,
-        )
-        saving = SavingRank(
-            reporter=reporter,
-            link=link,
-            group=self._values,
-            tracker=self._tracker,
-            feed=self._feed,
-            generation=self.generation,
-            collector=self._collector,
-            snapshots=None if snapshot_place is None else self._snapshots(snapshot_place),
-            interval_s=options.checkpoint_interval_s,
-            retry_s=options.storage_retry_s,
-        )
-        self._saves = Saves(saving)
-        self._feed.save_now = self._saves.save_now
-        self._feed.take_snapshot = self._saves.take_snapshot
-        if saving.snapshots is not None:
-            self._feed.snapshot_due = saving.snapshots.due
-        if resumed is not None and self.rank == 0:
-            self._tell_resumed(resumed)
+    def __init__(self, parts: Parts) -> None:
+        self.device_kind, self.node = parts.around.device_kind, parts.around.node
+        self.rank, self.world_size = parts.met.values.rank, parts.met.values.size
+        self.generation = parts.met.generation
+        self._parts = parts
+        self._options = parts.around.options
+        self._values = parts.met.values
+        self._tracker = parts.tracker
+        self._progress = parts.tracker.progress
+        self._model_side = parts.model_side
+        self._feed = parts.feed
+        self._collector = parts.collector
+        self._saves = parts.saves
 
     # --- where training stands
 
@@ -176,12 +82,12 @@ class Session:
     def step(self) -> int:
         """The step of the batch in hand, else the next one; counted over the whole run."""
         step = self._tracker.in_hand
-        return self._tracker.position.step if step is None else step.plan.step
+        return self._progress.position.step if step is None else step.plan.step
 
     @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
-        return self._tracker.position.epoch
+        return self._progress.position.epoch
 
     @property
     def device(self) -> torch.device:
@@ -235,25 +141,7 @@ class Session:
                 chooses rows in a way that would be lost.
         """
         named = tuple(part for part in (scheduler, scaler) if part is not None)
-        return prepare_parts((*parts, *named), self._prepare_model, self)
-
-    def _prepare_model(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, scaler: torch.amp.GradScaler | None
-    ) -> tuple[Any, ...]:
-        if scheduler is not None:
-            scheduler = ReferenceScheduler(scheduler, self._tracker)
-        parts = state.Prepared(model=replicas.unwrap(model), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-        joined = self._feed.joined
-        prepared = self._model_side.prepare(model, parts, self._restored, optimizer_known=not joined)
-        self._collector.prepare(parts, restored=self._restored)
-        self._schedule.optimizer = optimizer
-        if parts.is_sharded:
-            self._saves.rely_on_rank_0()
-        if joined:
-            warn_of_late_prepare(self._model_side.normalises_over_rows, self._model_side.optimizer_family)
-        if self._restored is not None:
-            state.restore_rng(self._restored["rng"], self.rank, self.world_size)
-        return (prepared, optimizer, *(part for part in (scheduler, scaler) if part is not None))
+        return prepare_parts((*parts, *named), partial(prepare_model, self._parts), self)
 
     def prepare_scheduler(self, scheduler: Any, stepped: Stepping | None = None, name: str = "scheduler") -> Any:
         """Make a learning-rate schedule end where it should, whatever the global batch does; have it saved.
@@ -274,7 +162,7 @@ class Session:
         Raises:
             ConfigError: something is saved under this name already.
         """
-        if name in self._collector.registered:
+        if self._collector.has_registered(name):
             raise ConfigError(f"something named {name!r} is saved already; give this scheduler another name=")
         wrapped = ReferenceScheduler(scheduler, self._tracker, stepped)
         self.register(**{name: wrapped})
@@ -321,10 +209,11 @@ class Session:
             device=self.device_kind,
             node=self.node,
             min_local_batch_size=fewest,
-            max_local_batch_size=self._limits.share_rows,
+            max_local_batch_size=self._parts.limits.share_rows,
             memory_bytes=device_memory_bytes(self._tracker.device),
         )
-        loader = self._feed.loader(dataset, spec, self._model_side.optimizer_family, self._end_pass, end, options)
+        occasions, family = self._parts.occasions, self._model_side.optimizer_family
+        loader = self._feed.loader(dataset, spec, family, occasions, end, options)
         # A full collection walks every object that torch and Ray ever made, and each rank has its own moment for it:
         # a pause of one rank is a pause of all. What is there now stays for the run, so it is not walked again.
         gc.freeze()
@@ -355,7 +244,7 @@ class Session:
             local_batch_size=local_batch_size,
             whole=whole,
             device=lambda: self._tracker.device,
-            on_start=self._begin_evaluation,
+            on_start=self._model_side.begin_evaluation,
             in_step=in_step,
             options=options,
         )
@@ -368,7 +257,7 @@ class Session:
         That epoch's first pass goes on at the saved sample. Leaving an epoch's loop early ends the epoch: the next
         one begins with an order of its own.
         """
-        self._schedule.announce(num_epochs)
+        self._parts.schedule.announce(num_epochs)
         yield from self._feed.epochs(num_epochs)
         self.finish()
 
@@ -395,7 +284,7 @@ class Session:
             ConfigError: a GPU that only emulates what was asked for, or ranks that ask for different ones.
         """
         with self._tracker.waiting():
-            return self._precision.autocast(dtype)
+            return self._parts.precision.autocast(dtype)
 
     def train_step(
         self,
@@ -497,11 +386,7 @@ class Session:
 
     def register(self, **stateful: state.Stateful) -> None:
         """Save these too, e.g. ``session.register(ema=ema)``; a save that holds them is loaded at once."""
-        saved = {} if self._restored is None else self._restored["registered"]
-        for name, part in stateful.items():
-            self._collector.registered[name] = part
-            if name in saved:
-                state.load_part(name, part, saved[name])
+        self._collector.register(stateful)
 
     def register_comm_hook(self, hook_state: Any, hook: CommHook) -> None:
         """Average gradients with a DDP communication hook, e.g. torch's ``bf16_compress_hook``.
@@ -521,146 +406,3 @@ class Session:
         """End checks under way, and save what was reported last; called on every rank when the loop has returned."""
         self._model_side.settle()
         self._saves.finish()
-
-    def tell_failure(self, error: BaseException) -> None:
-        """Have later groups keep off the share at which memory ran out, if that is what ended this one."""
-        if self._options.on_out_of_memory == "retry" and is_out_of_memory(error):
-            self._tracker.ran_out_of_memory(self.device_kind, short(error))
-
-    def close(self, *, failed: bool) -> None:
-        """Send what is measured and leave; waits a few seconds at most.
-
-        Args:
-            failed: an error ended training, so that other ranks may no longer answer.
-        """
-        self._tracker.close()
-        self._tracker.flush()
-        limit_s = min(_CLOSE_LIMIT_S, self._options.collective_timeout_s)
-        try:
-            self._feed.close(limit_s, failed=failed)
-            self._saves.close(limit_s, failed=failed)
-            if not failed:
-                self._control.close()
-                self._values.close()
-        except LinkError as error:
-            _log.warning("training is over, but the last control message never arrived: %s", error)
-        finally:
-            gc.unfreeze()
-            self._link.close(limit_s)
-
-    def _facts(self) -> tuple[WorkerFacts, ...]:
-        if self._looked is not None:
-            return self._looked.workers
-        return gather_facts(self._values, self.device_kind, self._tracker.device)
-
-    def _snapshots(self, place: SnapshotPlace) -> Snapshots:
-        nodes = self._values.gather_objects(self.node, "the ranks' nodes")
-        return Snapshots(
-            place,
-            keeps=self.rank in holders(nodes),
-            interval_s=self._options.snapshot_interval_s,
-            on_trouble=lambda trouble: self._tell_aloud("snapshot", trouble),
-        )
-
-    def _tell_resumed(self, resumed: Restored) -> None:
-        """Say aloud where training goes on, and which newer states could not be read."""
-        for trouble in resumed.troubles:
-            self._tell_aloud("damaged_save", f"passed over a save that is not whole: {trouble}")
-        _log.warning("%s", resumed.in_words(self._tracker.position, self.world_size))
-
-    def _tell_aloud(self, kind: str, message: str) -> None:
-        _log.warning("%s", message)
-        self._tracker.incident(self._tracker.position.step, kind, message)
-
-    def _tell_long_wait(self, told: str) -> None:
-        _log.warning("%s", told)
-        self._tracker.incident(self._tracker.position.step, "waiting", told)
-
-    def _begin_evaluation(self) -> bool:
-        self._tracker.gap()
-        return self._model_side.is_sharded
-
-    def _end_pass(self) -> None:
-        self._tracker.gap()
-        self._model_side.end_pass()
-
-
-_current: Session | None = None
-
-
-@contextmanager
-def open_session(
-    *,
-    options: WorkerOptions,
-    device: str,
-    node: str,
-    link: ControlLink,
-    reporter: Reporter,
-    torch_device: torch.device | None = None,
-    snapshots: SnapshotPlace | None = None,
-) -> Iterator[Session]:
-    """Open this rank's session; inside, :func:`get_session` returns it.
-
-    Uses ``torch.distributed`` if it is initialised, else the session is a group of one.
-
-    Args:
-        options: the worker's intervals and limits.
-        device: kind of this worker's device, e.g. ``"T4"``.
-        node: the machine's name.
-        link: this rank's connection to the controller; closed at the end.
-        reporter: where saves go to and come from.
-        torch_device: where the model is moved to; default: it stays where the user put it.
-        snapshots: where local snapshots of this run are kept between saves; default: there are none.
-
-    Raises:
-        ConfigError: a session is open already.
-        LinkError: the ranks did not find together within the limit; or a collective of the loop's own broke, and this
-            says for whom it waited.
-    """
-    global _current  # noqa: PLW0603 - one session per process, like the process group it wraps
-    if _current is not None:
-        raise ConfigError("a session is open already in this process")
-    presence = Presence.of_process_group(options.collective_timeout_s)
-    try:
-        session = Session(
-            options=options,
-            device_kind=device,
-            node=node,
-            link=link,
-            reporter=reporter,
-            torch_device=torch_device,
-            presence=presence,
-            snapshots=snapshots,
-        )
-    except BaseException as error:
-        presence.leave(error)
-        link.close(_CLOSE_LIMIT_S)
-        raise
-    _current = session
-    failed = True
-    try:
-        yield session
-        session.finish()
-        failed = False
-    except BaseException as error:
-        session.tell_failure(error)
-        told = presence.explained(error)
-        presence.leave(told)
-        if told is error:
-            raise
-        raise told from error
-    finally:
-        _current = None
-        session.close(failed=failed)
-        presence.leave()
-
-
-def get_session() -> Session:
-    """Return the session of this process.
-
-    Raises:
-        ConfigError: there is none; the loop does not run under a RexTrainer.
-    """
-    if _current is None:
-        raise ConfigError("no session is open: run this loop with RexTrainer, or inside `with open_session(...)`")
-    return _current

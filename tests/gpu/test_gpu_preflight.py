@@ -10,9 +10,9 @@ from gloo_group import GlooGroup
 from scripted import MemoryReporter, ScriptedLink, two_layers
 
 from rex_ray.worker.link import IncidentRecord
+from rex_ray.worker.opening import open_session
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.preflight.facts import collect
-from rex_ray.worker.session import open_session
 
 pytestmark = [
     pytest.mark.gpu,

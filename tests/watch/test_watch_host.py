@@ -21,6 +21,7 @@ from rex_ray.watch.fold import RunFold
 from rex_ray.watch.seams import Ended, Happened, Reported
 from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.link import IncidentRecord, MetricRecord, Record, ScheduleRecord
+from rex_ray.worker.progress import Progress
 from rex_ray.worker.schedule_teller import ScheduleTeller
 
 SCHEDULE = ScheduleRecord(generation="g", epoch=0, step=0, cursor=0, num_epochs=3, learning_rate=0.1)
@@ -189,7 +190,7 @@ class Heard:
 
 def teller(interval_s: float) -> tuple[ScheduleTeller, Heard]:
     heard = Heard()
-    return ScheduleTeller("g", heard.send, lambda: Position(epoch=1, cursor=64, step=12), interval_s), heard
+    return ScheduleTeller("g", heard.send, Progress(Position(epoch=1, cursor=64, step=12)), interval_s), heard
 
 
 def step_records(step: int) -> list[Record]:

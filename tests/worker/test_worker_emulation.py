@@ -17,11 +17,12 @@ from torch.utils.data import TensorDataset
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import StepFlag, StepRecord
 from rex_ray.scenario import Episode, NetworkModel, NoiseModel, load_profile
+from rex_ray.worker.current import get_session
 from rex_ray.worker.emulation import EmulationMeter, EmulationSpec, Emulator, emulated
 from rex_ray.worker.link import NullLink
+from rex_ray.worker.opening import open_session
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.session import get_session, open_session
-from rex_ray.worker.tracker import StepInfo
+from rex_ray.worker.step import StepInfo
 
 SPEC = EmulationSpec(workload="resnet50", time_scale=0.2, network=NetworkModel(base_s=0.05))
 DEVICES = ("T4", "V100")

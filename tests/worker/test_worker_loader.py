@@ -16,11 +16,12 @@ from torch.utils.data import Dataset
 
 from rex_ray.core.errors import ConfigError, LinkError, RexError
 from rex_ray.core.types import Allocation
+from rex_ray.worker.current import get_session
 from rex_ray.worker.group.joining import reference_batch
 from rex_ray.worker.link import GroupInfo
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.row_cutting import slice_rows
-from rex_ray.worker.session import Session, get_session
+from rex_ray.worker.session import Session
 
 
 def prepared(session: Session, lr: float = 0.01) -> tuple[nn.Module, torch.optim.Optimizer]:

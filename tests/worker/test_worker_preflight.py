@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from cards import V100
 from gloo_group import GlooGroup
-from scripted import Rows, ScriptedLink, opened, two_layers
+from scripted import MemoryReporter, Rows, ScriptedLink, opened, two_layers
 
 from rex_ray.core.errors import ConfigError, LinkError
 from rex_ray.worker.link import IncidentRecord
@@ -109,6 +109,22 @@ def test_this_process_reports_itself() -> None:
 # --- real ranks
 
 REPORTS = {0: A100, 1: dataclasses.replace(V100, nccl="2.18.3"), 2: A100}
+
+
+def test_a_resumed_run_tells_of_its_look_at_the_step_where_it_goes_on() -> None:
+    reporter, link = MemoryReporter(), ScriptedLink()
+    with opened(reporter=reporter) as session:
+        model = two_layers()
+        net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in session.epochs(1):
+            for _, inputs, targets in session.loader(Rows(36)):
+                F.mse_loss(net(inputs), targets).backward()
+                optimizer.step()
+            session.report({})
+    with opened(link, MemoryReporter(reporter.saves[-1][1]), preflight_timeout_s=10.0):
+        pass
+    told = [(r.kind, r.step) for r in link.records if isinstance(r, IncidentRecord)]
+    assert told == [("preflight", 3)]
 
 
 def with_reports(rank: int, monkeypatched: dict[int, WorkerFacts]) -> None:

@@ -25,6 +25,7 @@ from rex_ray.core.lr_scaling import lr_factor
 from rex_ray.core.types import Allocation
 from rex_ray.worker.data.sampler import Plan, Position, plan_step
 from rex_ray.worker.model.scheduling import ReferenceScheduler
+from rex_ray.worker.progress import Progress
 from rex_ray.worker.session import Session
 
 NUM_ROWS, M0, NUM_EPOCHS = 610, 12, 4
@@ -106,7 +107,7 @@ def train(
         for epoch in session.epochs(NUM_EPOCHS):
             for ids, inputs, targets in loader:
                 trace.steps.append(session.step)
-                trace.positions.append(session._tracker.position)
+                trace.positions.append(session._tracker.progress.position)
                 trace.scheduled.append(optimizer.param_groups[0]["lr"])
                 trace.batches.append(sum(session.allocation.local_batch_sizes) if session.allocation else 0)
                 trace.ids += [epoch * NUM_ROWS + row for row in ids.tolist()]
@@ -237,8 +238,10 @@ def run_with(
 class Counted:
     """The part of a tracker that a scheduler sees."""
 
-    num_batches = reference_steps = rows_consumed = 0
     in_hand = None
+
+    def __init__(self) -> None:
+        self.progress = Progress()
 
 
 def halving(optimizer: torch.optim.Optimizer) -> Any:
@@ -365,7 +368,7 @@ def test_a_schedule_in_samples_is_where_the_rows_are_and_is_resumed_there(name: 
             ours = session.prepare_scheduler(BY_ROWS[name](optimizer), stepped="sample")
             for _ in session.epochs(2):
                 for _, inputs, targets in loader:
-                    position = session._tracker.position
+                    position = session._tracker.progress.position
                     seen.append((100 * position.epoch + position.cursor, optimizer.param_groups[0]["lr"]))
                     F.mse_loss(net(inputs), targets).backward()
                     optimizer.step()

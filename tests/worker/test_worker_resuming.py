@@ -18,12 +18,13 @@ from scripted import MemoryReporter, Rows, ScriptedLink, two_layers
 
 from rex_ray.core.errors import ConfigError, StorageError
 from rex_ray.worker.link import IncidentRecord, NullLink
+from rex_ray.worker.opening import open_session
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.saving import archive, snapshots
 from rex_ray.worker.saving.archive import Saved
 from rex_ray.worker.saving.snapshots import SnapshotPlace, holders
 from rex_ray.worker.saving.store import LocalStore
-from rex_ray.worker.session import Session, open_session
+from rex_ray.worker.session import Session
 
 pytestmark = pytest.mark.dist
 
@@ -176,7 +177,8 @@ def resume_only(rank: int, folder: str, run: str = "run") -> Any:
     link = ScriptedLink()
     try:
         with opened_in(folder, rank, link, run=run, snapshot_interval_s=3600.0) as session:
-            weights = session._restored["model"]["0.weight"] if session._restored else None
+            restored = session._parts.met.restored
+            weights = restored["model"]["0.weight"] if restored else None
             session._tracker.flush()
             told = [r.message for r in link.records if isinstance(r, IncidentRecord) and r.kind == "damaged_save"]
             die((session.step, weights, told))

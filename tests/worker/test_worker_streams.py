@@ -325,7 +325,7 @@ def run_to(
             loader = session.loader(dataset, **options)
             if restored is not None:  # a save before the first pass holds the same place
                 session.report({})
-                place = reporter.restored["stream"] if session._tracker.position.cursor else None
+                place = reporter.restored["stream"] if session._tracker.progress.position.cursor else None
                 assert reporter.saves[-1][1]["stream"] == place
             for _ in session.epochs(1):
                 for batch in itertools.islice(loader, stop):

@@ -96,7 +96,7 @@ def train_short_of_memory(
             own_optimizer.step()
             own_optimizer.zero_grad()
         assert session.step == 5
-        limit = session._limits.passes.most
+        limit = session._parts.limits.passes.most
     return float((flat(net) - flat(alone)).abs().max()), worst_loss, incidents(link), flagged(link), limit
 
 
@@ -248,7 +248,7 @@ def test_a_lone_worker_retries_and_its_step_is_the_one_that_was_cut_from_the_sta
         torch.manual_seed(1)
         with opened(link, global_batch_size=32) as session:
             session.prepare(net, torch.optim.Adam(net.parameters(), lr=0.01))
-            session._limits.passes.most = known and 8
+            session._parts.limits.passes.most = known and 8
             for batch in session.loader(Rows(96)):
                 session.train_step(batch, mean_loss)
         weights.append(flat(net))
@@ -262,7 +262,7 @@ def test_norms_of_passes_are_those_of_micro_batches() -> None:
         net, link = two_layers(), ScriptedLink((24,))
         with opened(link, global_batch_size=24, norm_interval_steps=1) as session:
             prepared, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-            session._limits.passes.most = 6
+            session._parts.limits.passes.most = 6
             for batch in session.loader(Rows(72)):
                 if cut_by == "train_step":
                     session.train_step(batch, mean_loss)
@@ -294,12 +294,12 @@ def test_a_limit_is_saved_and_begun_with_on_the_same_kind_of_device_only() -> No
         resumed = narrow_net("nowhere")
         session.prepare(resumed, torch.optim.SGD(resumed.parameters(), lr=0.1))
         session.loader(Rows(32))
-        assert (session._limits.passes.most, session._limits.passes.fails_at) == (8, 16)
+        assert (session._parts.limits.passes.most, session._parts.limits.passes.fails_at) == (8, 16)
     assert link.group is not None
     assert link.group.workers[0].max_local_batch_size == 12
     saved["memory"] = {"pass_rows": {"other": 8}}
     with opened(reporter=MemoryReporter(saved), global_batch_size=8) as session:
-        assert session._limits.passes.most is None
+        assert session._parts.limits.passes.most is None
 
 
 def test_a_share_that_cannot_be_cut_or_must_not_be_is_refused_with_a_reason() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from scripted import MemoryReporter
 
 from rex_ray.worker.link import MetricRecord, NullLink, Record
+from rex_ray.worker.opening import open_session
 from rex_ray.worker.options import WorkerOptions
-from rex_ray.worker.session import open_session
 
 
 class MetricLink(NullLink):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rex_ray.core.errors import ConfigError, RexError
 from rex_ray.core.types import Allocation, OptimizerFamily, WorkerSpec
 from rex_ray.worker.data.dataloader import check_loader_options
-from rex_ray.worker.data.loader import Course, TrainLoader
+from rex_ray.worker.data.loader import Course, Occasions, TrainLoader
 from rex_ray.worker.data.make_source import SourceMaker, offered
 from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.data.schedule import Schedule
 from rex_ray.worker.data.source import Source
 from rex_ray.worker.data.stream_end import WhenToEnd
 from rex_ray.worker.group import joining
-from rex_ray.worker.group.asked_saves import SnapshotTurns
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.group.switch import Switch
 from rex_ray.worker.link import ControlLink
+from rex_ray.worker.notices import Notices
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.saving import state
 from rex_ray.worker.tracker import StepTracker
@@ -30,7 +30,8 @@ class Feed:
     """Where the batches come from, and where in the data training stands.
 
     Args:
-        tracker: holds the position.
+        tracker: follows the batch in hand, and knows where training stands.
+        notices: has the journal told of what is dealt with.
         options: the worker's intervals and limits.
         link: rank 0 joins the controller by it, and asks it for allocations.
         values: ranks to agree with at the start.
@@ -43,6 +44,7 @@ class Feed:
         self,
         *,
         tracker: StepTracker,
+        notices: Notices,
         options: WorkerOptions,
         link: ControlLink,
         values: SideGroup,
@@ -51,6 +53,8 @@ class Feed:
         restored: Mapping[str, Any] | None,
     ) -> None:
         self._tracker = tracker
+        self._progress = tracker.progress
+        self._notices = notices
         self._options = options
         self._link = link
         self._values = values
@@ -62,15 +66,9 @@ class Feed:
         self._schedule: Schedule | None = None
         self._switch: Switch | None = None
         self._epoch_loop: tuple[int, int] | None = None
-        self.save_now: Callable[[str], None] | None = None
-        self.snapshot_due: Callable[[], bool] = bool
-        self.take_snapshot: Callable[[], None] | None = None
         self.devices: tuple[str, ...] = ()
         self.dataset_size: int | None = None
-        self.seed: int = options.seed
-        if restored is not None:
-            tracker.position = state.position_of(restored)
-            self.seed = restored["position"]["seed"]
+        self.seed: int = options.seed if restored is None else restored["position"]["seed"]
 
     @property
     def allocation(self) -> Allocation | None:
@@ -78,7 +76,7 @@ class Feed:
         step = self._tracker.in_hand
         if step is not None:
             return step.plan.allocation
-        return None if self._schedule is None else self._schedule.at(self._tracker.position.step)
+        return None if self._schedule is None else self._schedule.at(self._progress.position.step)
 
     @property
     def at_the_end(self) -> bool:
@@ -94,16 +92,25 @@ class Feed:
         return self._loader is not None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether what a save holds is all that there is between the last step and the next; alike on all ranks.
+
+        What a loop of its own accumulates over several batches is in no save. At an epoch's end, the loop still has to
+        report it, and resumes behind that report.
+        """
+        return not self._tracker.batches_since_update and not self._at_epochs_end
+
+    @property
     def _at_epochs_end(self) -> bool:
         """Whether the position's epoch has no row left."""
-        return self._source is not None and self._source.is_complete(self._tracker.position)
+        return self._source is not None and self._source.is_complete(self._progress.position)
 
     def loader(
         self,
         dataset: Any,
         spec: WorkerSpec,
         optimizer: OptimizerFamily,
-        end_pass: Callable[[], None],
+        occasions: Occasions,
         end: WhenToEnd | None,
         options: dict[str, Any],
     ) -> TrainLoader:
@@ -113,7 +120,7 @@ class Feed:
             dataset: the user's data set.
             spec: who this rank is.
             optimizer: what its gradient is given to.
-            end_pass: called on every rank when an epoch's last batch is consumed.
+            occasions: what others do between two batches.
             end: when an epoch of streams ends; None: with the last of them.
             options: the user's DataLoader options.
 
@@ -130,18 +137,18 @@ class Feed:
         num_rows = offer.num_rows
         reference = joining.reference_batch(self._options, num_rows, self._values.size)
         if self._restored is not None:
-            state.check_same_data(self._restored, self._tracker.position, num_rows, asked_seed=self._options.seed)
+            state.check_same_data(self._restored, self._progress.position, num_rows, asked_seed=self._options.seed)
         member = joining.Member(
             spec=spec, dataset_size=num_rows, ahead=offer.ahead, optimizer=optimizer, stream=offer.stream
         )
         members = joining.gather_members(self._values, member)
         self.devices = tuple(member.spec.device for member in members)
         resumed = None if self._restored is None else state.allocation_of(self._restored, self.devices)
-        step, multiple = self._tracker.position.step, self._options.local_batch_multiple
+        step, multiple = self._progress.position.step, self._options.local_batch_multiple
         info = joining.group_info(self._generation, members, reference, step, resumed, multiple)
         self._schedule = Schedule(joining.join(self._values, self._link, info, self._options))
         self.dataset_size = num_rows
-        self._tracker.reference_batch = reference
+        self._progress.reference_batch = reference
         maker = SourceMaker(
             dataset=dataset,
             options=options,
@@ -149,14 +156,14 @@ class Feed:
             values=self._values,
             collective_timeout_s=self._options.collective_timeout_s,
             by_tokens=self._options.weight_by == "tokens",
-            tell=lambda kind, message: self._tracker.incident(self._tracker.position.step, kind, message),
+            tell=self._notices.now,
         )
         source: Source
         if num_rows is not None:
             source = maker.map_source(num_rows, self.seed)
         else:
             saved = None if self._restored is None else self._restored.get("stream")
-            source, self._tracker.position = maker.stream_source(members, self._tracker.position, saved)
+            source, self._progress.position = maker.stream_source(members, self._progress.position, saved)
         self._switch = Switch(
             group=self._control,
             link=self._link,
@@ -164,40 +171,41 @@ class Feed:
             next_undrawn=lambda: source.next_undrawn,
             ahead=max(member.ahead for member in members),
             interval_steps=self._options.control_interval_steps,
-            save=self._save_between_steps,
-            snapshots=SnapshotTurns(due=self.snapshot_due, take=self._snapshot_between_steps),
+            save=occasions.save,
+            snapshots=occasions.snapshots,
         )
         self._source = source
         course = Course(
             switch=self._switch,
             tracker=self._tracker,
+            progress=self._progress,
             reference_batch=reference,
             start_pass=self._start_pass,
-            end_pass=end_pass,
+            end_pass=occasions.end_pass,
         )
         self._loader = TrainLoader(source, course)
         return self._loader
 
     def save_position(self) -> dict[str, Any]:
         """Return the position in plain values; an epoch's end is the next one's beginning."""
-        position = self._tracker.position
+        position = self._progress.position
         if self._at_epochs_end:
             position = Position(epoch=position.epoch + 1, step=position.step)
         return state.save_position(position, self.dataset_size, self.seed)
 
     def save_source(self) -> dict[str, Any] | None:
         """Return what a save holds of the data beside the position. Collective."""
-        return None if self._source is None else self._source.save(self._tracker.position)
+        return None if self._source is None else self._source.save(self._progress.position)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield epoch numbers from the position's on; each new epoch begins at its first sample."""
         self._leave_complete_epoch()
         try:
-            while (epoch := self._tracker.position.epoch) < num_epochs:
+            while (epoch := self._progress.position.epoch) < num_epochs:
                 self._epoch_loop = (epoch, num_epochs)
                 yield epoch
                 self._tracker.left_loop()
-                self._tracker.position = Position(epoch=epoch + 1, step=self._tracker.position.step)
+                self._progress.position = Position(epoch=epoch + 1, step=self._progress.position.step)
         finally:
             self._epoch_loop = None
 
@@ -205,8 +213,8 @@ class Feed:
         """Begin the next epoch if this one is complete: a loop over epochs was left by ``break``."""
         self._tracker.left_loop()
         if self._at_epochs_end:
-            position = self._tracker.position
-            self._tracker.position = Position(epoch=position.epoch + 1, step=position.step)
+            position = self._progress.position
+            self._progress.position = Position(epoch=position.epoch + 1, step=position.step)
 
     def close(self, timeout_s: float, *, failed: bool) -> None:
         """Stop the loader processes; let the last control message end unless ranks may have died.
@@ -222,38 +230,16 @@ class Feed:
         if self._switch is not None and not failed:
             self._switch.close(timeout_s)
 
-    def _save_between_steps(self, reason: str) -> bool:
-        """Save before the step that is about to be handed out; False where that would lose something."""
-        if self.save_now is None or not self._is_whole():
-            return False
-        self.save_now(reason)
-        return True
-
-    def _snapshot_between_steps(self) -> bool:
-        """Take a snapshot, where a save would lose nothing either."""
-        if self.take_snapshot is None or not self._is_whole():
-            return False
-        self.take_snapshot()
-        return True
-
-    def _is_whole(self) -> bool:
-        """Whether what a save holds is all that there is between the last step and the next; alike on all ranks.
-
-        What a loop of its own accumulates over several batches is in no save. At an epoch's end, the loop still has to
-        report it, and resumes behind that report.
-        """
-        return not self._tracker.batches_since_update and not self._at_epochs_end
-
     def _start_pass(self) -> Position:
         if not self._tracker.prepared:
             raise ConfigError("call session.prepare(model, optimizer) before the loop: without it gradients are local")
         self._tracker.gap()
         self._tracker.left_loop()
-        position = self._tracker.position
+        position = self._progress.position
         if self._epoch_loop is not None and self._at_epochs_end:
             raise RexError(
                 f"epoch {position.epoch} is complete, and session.loader was iterated again within it; one "
                 "`for ... in loader` per epoch of session.epochs, and session.eval_loader to evaluate"
             )
         self._leave_complete_epoch()
-        return self._tracker.position
+        return self._progress.position

@@ -10,11 +10,28 @@ from rex_ray.core.errors import RexError
 from rex_ray.worker.data.dataloader import to_device
 from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.data.source import Source
+from rex_ray.worker.group.asked_saves import SnapshotTurns
 from rex_ray.worker.group.switch import Switch
 from rex_ray.worker.measuring.timing import now_s
+from rex_ray.worker.progress import Progress
 from rex_ray.worker.tracker import StepTracker
 
-__all__ = ["Course", "TrainLoader"]
+__all__ = ["Course", "Occasions", "TrainLoader"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occasions:
+    """What others do between two batches, on every rank before the same one.
+
+    Attributes:
+        end_pass: called when an epoch's last batch is consumed.
+        save: saves for the given reason; False: not now, since something would be lost.
+        snapshots: local copies between saves.
+    """
+
+    end_pass: Callable[[], None]
+    save: Callable[[str], bool]
+    snapshots: SnapshotTurns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +41,7 @@ class Course:
     Attributes:
         switch: agrees on new shares before each batch.
         tracker: follows the batch in hand.
+        progress: where training stands in the data.
         reference_batch: rows per step at the start, for ``len``.
         start_pass: settles what the last pass left, and returns where this one begins.
         end_pass: called when an epoch's last batch is consumed.
@@ -31,6 +49,7 @@ class Course:
 
     switch: Switch
     tracker: StepTracker
+    progress: Progress
     reference_batch: int
     start_pass: Callable[[], Position]
     end_pass: Callable[[], None]
@@ -72,17 +91,17 @@ class TrainLoader:
         """Hand out the next batch of the newest pass."""
         if asking is not self._newest:
             raise RexError("this iterator of session.loader was replaced by a newer one; use one at a time")
-        course, tracker = self._course, self._course.tracker
+        course, tracker, progress = self._course, self._course.tracker, self._course.progress
         tracker.asked_for_next()
         asked_s = now_s()
-        course.switch.boundary(tracker.position.step, tracker.last_step_s)
+        course.switch.boundary(progress.position.step, tracker.last_step_s)
         drawing_s = now_s()
         drawn = self._opened().draw()
         if drawn is None:
             self._newest = None
             course.end_pass()
             raise StopIteration
-        assert drawn.plan.step == tracker.position.step, "a pass hands out its plans in step order"
+        assert drawn.plan.step == progress.position.step, "a pass hands out its plans in step order"
         batch = to_device(drawn.batch, tracker.device)
         tracker.begin(drawn.plan, asked_s=asked_s, waited_s=now_s() - drawing_s - drawn.peers_s)
         return batch

@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.worker.doing import reduction_name
 from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.model.gradient_looks import ScaleAndLook, scales_and_looks
 from rex_ray.worker.model.thawed import FlatBucket, ThawedGradients
@@ -169,7 +170,7 @@ class Reduction:
             LinkError: it does not come; says for whom this rank waited.
         """
         if self._under_way:
-            with self._presence.told(self._tracker.reduction_name):
+            with self._presence.told(reduction_name(self._tracker.in_hand)):
                 while self._under_way:
                     self._under_way.pop().wait()
         summed, self._unscaled = self._unscaled, []
@@ -185,7 +186,7 @@ class Reduction:
         for bucket in self._thawed.buckets():
             if step is not None:
                 self._look_into(step, bucket)
-            with self._presence.told(self._tracker.reduction_name):
+            with self._presence.told(reduction_name(step)):
                 bucket.average(self.process_group)
 
 

@@ -30,6 +30,7 @@ from rex_ray.worker.model.sharding import ShardedReduction, refuse_unfit_shards
 from rex_ray.worker.model.thawed import ThawedGradients
 from rex_ray.worker.model.train_step import TrainStep
 from rex_ray.worker.model.weighting import OutputWeights, has_batch_norm
+from rex_ray.worker.notices import Notices
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.preflight.precision import refuse_mixed_gradients
 from rex_ray.worker.saving.state import Prepared, lr_factor_of
@@ -48,6 +49,7 @@ class ModelSide:
 
     Args:
         tracker: told of each step's backward pass.
+        notices: has the journal told of what is dealt with.
         options: the worker's limits, and what ranks are weighted by.
         values: ranks to agree with about token counts.
         torch_device: where the model is moved to; None: it stays where it is.
@@ -58,12 +60,14 @@ class ModelSide:
         self,
         *,
         tracker: StepTracker,
+        notices: Notices,
         options: WorkerOptions,
         values: SideGroup,
         torch_device: torch.device | None,
         pass_limit: PassLimit,
     ) -> None:
         self._tracker = tracker
+        self._notices = notices
         self._options = options
         self._values = values
         self._torch_device = torch_device
@@ -200,6 +204,7 @@ class ModelSide:
         reduction = self._reduction
         passes = SharePasses(
             tracker=self._tracker,
+            notices=self._notices,
             gradients=gradients,
             model=model,
             limit=self._pass_limit,
@@ -231,31 +236,37 @@ class ModelSide:
             self._non_finite.settle()
             self._replica_check.settle()
 
+    def begin_evaluation(self) -> bool:
+        """Something other than training begins; return whether ranks meet in every pass of the model."""
+        self._tracker.gap()
+        return self.is_sharded
+
     def end_pass(self) -> None:
         """Settle, make buffers alike and compare replicas, at the end of a pass over the data.
 
         Raises:
             RexError: see ``settle``.
         """
+        self._tracker.gap()
         self.settle()
         self.agree_on_buffers()
         if self._replica_check is not None:
-            self._replica_check.compare_all(f"after step {self._tracker.position.step - 1}")
+            self._replica_check.compare_all(f"after step {self._tracker.progress.position.step - 1}")
 
     def agree_on_buffers(self) -> None:
         """Make buffers alike on all ranks; every one must call this."""
         reduction = self._reduction or self._shards
         if self._model is None or reduction is None:
             return
-        tracker = self._tracker
+        progress = self._tracker.progress
         with self._values.presence.told("buffers and running statistics to be made alike"):
             replicas.agree_on_buffers(
                 replicas.unwrap(self._model),
                 reduction.process_group,
-                tracker.own_rows_since_sync,
-                tracker.total_rows_since_sync,
+                progress.own_rows_since_sync,
+                progress.total_rows_since_sync,
             )
-        tracker.own_rows_since_sync = tracker.total_rows_since_sync = 0
+        progress.synchronised()
 
     def _sharded(self, model: nn.Module) -> nn.Module:
         """Leave the reduction to FSDP, and stop the clock in it."""
@@ -294,6 +305,7 @@ class ModelSide:
         """Make what looks at the gradient and at the replicas before each update."""
         self._non_finite = NonFiniteGuard(
             tracker=self._tracker,
+            notices=self._notices,
             group=self._values,
             policy=self._options.on_non_finite,
             model=bare,

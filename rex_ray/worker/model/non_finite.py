@@ -31,6 +31,7 @@ from rex_ray.worker.measuring.probes import DeferredScalar, squared_norm, total_
 from rex_ray.worker.model.comm_hook import Reduction
 from rex_ray.worker.model.gradient_looks import is_finite, largest_entry, local_part, reads_late
 from rex_ray.worker.model.listing import listed
+from rex_ray.worker.notices import Notices
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 
@@ -81,7 +82,8 @@ class NonFiniteGuard:
     """Looks at the reduced gradient before each update.
 
     Args:
-        tracker: knows the step in hand and the scaler, and tells the journal.
+        tracker: knows the step in hand and the scaler.
+        notices: has the journal told.
         group: ranks that tell each other who it was.
         policy: what is done.
         model: the bare model.
@@ -93,6 +95,7 @@ class NonFiniteGuard:
         self,
         *,
         tracker: StepTracker,
+        notices: Notices,
         group: SideGroup,
         policy: OnNonFinite,
         model: nn.Module,
@@ -100,6 +103,7 @@ class NonFiniteGuard:
         sharded: bool = False,
     ) -> None:
         self._tracker = tracker
+        self._notices = notices
         self._group = group
         self._policy = policy
         self._parameters = list(model.named_parameters())
@@ -265,7 +269,7 @@ class NonFiniteGuard:
 
     def _tell(self, found: _Finding, what_was_done: str) -> None:
         if found.own:
-            self._tracker.incident(found.step, "non_finite", f"{found.text}; {what_was_done}")
+            self._notices.incident(found.step, "non_finite", f"{found.text}; {what_was_done}")
 
 
 def _signs(step: StepInHand) -> tuple[torch.Tensor | None, ...]:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rex_ray.core.lr_scaling import slewed
+from rex_ray.worker.misuse import check_whole_batch_seen
 from rex_ray.worker.model.guard import ReplicaGuard
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
@@ -58,9 +59,10 @@ class OptimizerHooks:
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del args, kwargs
         self._restore(optimizer)  # an earlier step that raised never came back
-        self._tracker.before_update()
-        self._look_for_multiplied_batch()
         step = self._tracker.in_hand
+        if step is not None and step.num_reductions:
+            check_whole_batch_seen(step)
+        self._look_for_multiplied_batch()
         if step is not None and self._guard is not None:
             self._guard.check(step)
         if step is None:

@@ -39,6 +39,7 @@ from rex_ray.worker.model.out_of_memory import free_memory, is_out_of_memory, sh
 from rex_ray.worker.model.pass_limit import PassLimit
 from rex_ray.worker.model.replicas import unwrap
 from rex_ray.worker.model.share import CountTokens, LossFunction, Share
+from rex_ray.worker.notices import Notices
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 
@@ -69,6 +70,7 @@ class SharePasses:
 
     Args:
         tracker: knows the batch in hand.
+        notices: has the journal told.
         gradients: weights, holds and counts backward passes.
         model: the prepared model.
         limit: rows that a pass may have; learnt here.
@@ -83,6 +85,7 @@ class SharePasses:
         self,
         *,
         tracker: StepTracker,
+        notices: Notices,
         gradients: Gradients,
         model: nn.Module,
         limit: PassLimit,
@@ -90,6 +93,7 @@ class SharePasses:
         beyond_retry: Callable[[], bool],
     ) -> None:
         self._tracker = tracker
+        self._notices = notices
         self._gradients = gradients
         self._model = model
         self._limit = limit
@@ -283,7 +287,7 @@ class SharePasses:
 
     def _tell(self, step: StepInHand, failure: _Failure) -> None:
         rows = failure.stop - failure.start
-        self._tracker.incident(
+        self._notices.incident(
             step.plan.step,
             "out_of_memory",
             f"memory ran out in a pass of {rows} rows ({failure.message}); the step was done in place in passes of "

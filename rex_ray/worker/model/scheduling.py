@@ -53,7 +53,7 @@ class ReferenceScheduler:
         self._scheduler = scheduler
         self._tracker = tracker
         self._stepped = stepped
-        self._first_batch = tracker.num_batches
+        self._first_batch = tracker.progress.num_batches
         self._ticked = self._now
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +81,8 @@ class ReferenceScheduler:
     @property
     def _now(self) -> int:
         """What has passed of what the schedule counts."""
-        return self._tracker.rows_consumed if self._stepped == "sample" else self._tracker.reference_steps
+        progress, in_hand = self._tracker.progress, self._tracker.in_hand
+        return progress.rows(in_hand) if self._stepped == "sample" else progress.reference_steps(in_hand)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state, and what it has not ticked for yet."""
@@ -100,5 +101,5 @@ class ReferenceScheduler:
         self._ticked = self._now - owed
 
     def _guess(self) -> Stepping:
-        passed = self._tracker.num_batches - self._first_batch
+        passed = self._tracker.progress.num_batches - self._first_batch
         return "batch" if self._tracker.in_hand is not None and passed <= _MOST_SKIPPED else "epoch"

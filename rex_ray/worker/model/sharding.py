@@ -104,7 +104,7 @@ class ShardedReduction:
         for process_group in _process_groups(model, groups or []):
             _set_limit(process_group, self._limit_s)
         if groups is None:
-            self._tracker.is_timed = False
+            self._tracker.evidence.is_timed = False
             warnings.warn(
                 f"this version of torch ({torch.__version__}) does not let FSDP's waits be told from a rank's own "
                 "time, so shares stay as they are; set them by hand with policy='bsp' and local_batch_sizes",

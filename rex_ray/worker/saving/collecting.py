@@ -27,9 +27,7 @@ class Collector:
         model_side: makes buffers alike before a state is collected, and knows how far the learning rate has risen.
         generation: identity of the worker group.
         limits: what is known of memories.
-
-    Attributes:
-        registered: the user's further parts by name.
+        restored: the save that training resumes from.
     """
 
     def __init__(
@@ -40,7 +38,8 @@ class Collector:
         feed: Feed,
         model_side: ModelSide,
         generation: str,
-        limits: LearntLimits | None = None,
+        limits: LearntLimits,
+        restored: Mapping[str, Any] | None,
     ) -> None:
         self._group = group
         self._tracker = tracker
@@ -48,25 +47,36 @@ class Collector:
         self._model_side = model_side
         self._generation = generation
         self._limits = limits
+        self._restored = restored
         self._prepared: state.Prepared | None = None
         self._restored_rates: list[dict[str, Any]] = []
-        self._restored_names: frozenset[str] = frozenset()
-        self.registered: dict[str, state.Stateful] = {}
+        self._registered: dict[str, state.Stateful] = {}
 
-    def prepare(self, parts: state.Prepared, restored: Mapping[str, Any] | None) -> None:
+    def prepare(self, parts: state.Prepared) -> None:
         """Save these parts from now on; they have just been loaded where there was something to load."""
         self._prepared = parts
-        if restored is not None:
+        if self._restored is not None:
             groups = parts.optimizer.param_groups
             self._restored_rates = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-            self._restored_names = frozenset(restored["registered"])
+
+    def register(self, parts: Mapping[str, state.Stateful]) -> None:
+        """Save these further parts by their names, and load what a save holds of them."""
+        saved = self._saved_parts
+        for name, part in parts.items():
+            self._registered[name] = part
+            if name in saved:
+                state.load_part(name, part, saved[name])
+
+    def has_registered(self, name: str) -> bool:
+        """Whether something is saved under this name."""
+        return name in self._registered
 
     def restore_rates(self, name: str) -> None:
         """Give the optimizer its loaded rates back, if a save held this scheduler.
 
         A scheduler begins by setting the rate to its first, and loading its state does not undo that.
         """
-        if self._prepared is not None and name in self._restored_names:
+        if self._prepared is not None and name in self._saved_parts:
             for group, options in zip(self._prepared.optimizer.param_groups, self._restored_rates, strict=False):
                 group.update(options)
 
@@ -81,11 +91,11 @@ class Collector:
         cuda = self._tracker.device.type == "cuda"
         return {
             **({} if self._prepared is None else self._prepared.save()),
-            "registered": {name: part.state_dict() for name, part in self.registered.items()},
+            "registered": {name: part.state_dict() for name, part in self._registered.items()},
             "position": self._feed.save_position(),
             "stream": self._feed.save_source(),
             "lr_factor": self._model_side.lr_factor,
-            **({} if self._limits is None else self._limits.save(self._group)),
+            **self._limits.save(self._group),
             "allocation": state.save_allocation(self._feed.allocation, self._feed.devices),
             "rng": {
                 "cpu": self._group.gather(torch.get_rng_state(), "the save's generator states"),
@@ -93,3 +103,8 @@ class Collector:
             },
             "generation": self._generation,
         }
+
+    @property
+    def _saved_parts(self) -> Mapping[str, Any]:
+        """What the save that training resumes from holds of registered parts."""
+        return {} if self._restored is None else self._restored["registered"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,11 @@ import torch
 
 from rex_ray.core.errors import StorageError
 from rex_ray.worker.data.feed import Feed
+from rex_ray.worker.group.asked_saves import SnapshotTurns
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.link import ControlLink, MetricRecord
 from rex_ray.worker.measuring.timing import now_s
+from rex_ray.worker.notices import Notices
 from rex_ray.worker.saving.checking import check_plain
 from rex_ray.worker.saving.collecting import Collector
 from rex_ray.worker.saving.reporter import Reporter
@@ -22,8 +23,6 @@ from rex_ray.worker.saving.writing import Attempts, SaveWriter
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["Saves", "SavingRank"]
-
-_log = logging.getLogger("rex_ray")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +34,7 @@ class SavingRank:
         link: takes metrics for the journal.
         group: ranks to agree with.
         tracker: the step in hand and the position.
+        notices: has the journal told of what went wrong.
         feed: the data side.
         generation: identity of the worker group.
         collector: knows what a save holds.
@@ -47,16 +47,13 @@ class SavingRank:
     link: ControlLink
     group: SideGroup
     tracker: StepTracker
+    notices: Notices
     feed: Feed
     generation: str
     collector: Collector
     snapshots: Snapshots | None
     interval_s: float
     retry_s: float
-
-    def tell(self, kind: str, message: str) -> None:
-        """Have the journal know of something."""
-        self.tracker.incident(self.tracker.position.step, kind, message)
 
 
 class Saves:
@@ -84,10 +81,11 @@ class Saves:
         rank.tracker.close()
         elapsed_s = now_s() - self._opened_s
         if rank.group.rank == 0:
+            position = rank.tracker.progress.position
             record = MetricRecord(
                 generation=rank.generation,
-                epoch=rank.tracker.position.epoch,
-                step=rank.tracker.position.step,
+                epoch=position.epoch,
+                step=position.step,
                 elapsed_s=elapsed_s,
                 metrics={name: number for name, value in metrics.items() if (number := _number(value)) is not None},
             )
@@ -107,16 +105,23 @@ class Saves:
             reason: who asked, for the journal; rank 0's counts.
         """
         self._rank.tracker.close()
-        began_s, step = now_s(), self._rank.tracker.position.step
+        began_s, step = now_s(), self._rank.tracker.progress.position.step
         written = self._save(self._metrics).written
         if written and self._rank.group.rank == 0:
-            self._rank.tell("save", f"saved before step {step} in {now_s() - began_s:.1f} s: {reason}")
+            self._rank.notices.now("save", f"saved before step {step} in {now_s() - began_s:.1f} s: {reason}")
 
-    def take_snapshot(self) -> None:
-        """Take a local snapshot; called on every rank before the same step."""
-        if self._rank.snapshots is not None:
-            self._rank.tracker.close()
-            self._rank.snapshots.take(self._collect)
+    def between_steps(self, reason: str) -> bool:
+        """Save before the step that is about to be handed out, on every rank; False where that would lose something."""
+        if not self._rank.feed.is_whole:
+            return False
+        self.save_now(reason)
+        return True
+
+    @property
+    def snapshot_turns(self) -> SnapshotTurns:
+        """When local snapshots are taken, and how: where a save would lose nothing either."""
+        snapshots = self._rank.snapshots
+        return SnapshotTurns() if snapshots is None else SnapshotTurns(due=snapshots.due, take=self._take_snapshot)
 
     def rely_on_rank_0(self) -> None:
         """Have no other rank keep snapshots: of a sharded model rank 0 alone collects the whole."""
@@ -143,6 +148,13 @@ class Saves:
         """Let a snapshot be written that is under way; without a failure nobody needs one any more."""
         if self._rank.snapshots is not None:
             self._rank.snapshots.close(limit_s, keep=failed)
+
+    def _take_snapshot(self) -> bool:
+        if self._rank.snapshots is None or not self._rank.feed.is_whole:
+            return False
+        self._rank.tracker.close()
+        self._rank.snapshots.take(self._collect)
+        return True
 
     def _save(self, metrics: Mapping[str, Any]) -> Attempts:
         state = self._collect()
@@ -175,8 +187,7 @@ class Saves:
                 f"gave up a save after the storage failed {times} within {attempts.lasted_s:.1f} s, and trains on; "
                 f"the next save tries again: {last}"
             )
-        _log.warning("%s", message)
-        self._rank.tell("storage", message)
+        self._rank.notices.aloud("storage", message)
 
 
 def _number(value: Any) -> float | None:
