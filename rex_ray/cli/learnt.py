@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rex_ray.control.journal import Journal
+from rex_ray.control.reading import Recent
 from rex_ray.control.replay import restore
 from rex_ray.core.step_time import StepTimeBook
 from rex_ray.policies import learnt
@@ -16,4 +17,4 @@ def learnt_book(journal: Journal) -> StepTimeBook | None:
     Raises:
         ConfigError: the journal names a policy or an option that this rex_ray does not have.
     """
-    return learnt.learnt_book(restore(journal).state.policy_state)
+    return learnt.learnt_book(restore(Recent.of(journal)).state.policy_state)

@@ -12,8 +12,7 @@ Two kinds of files, both only ever appended to:
 
 ``steps-00001.bin``, ``steps-00002.bin``, ...
     Complete steps in compressed columns (``columns``), ``k`` among them, and snapshots of the controller. Each file
-    opens with a snapshot; a new one is begun at the size limit and at a restore. After the magic word follow records:
-    kind, length and CRC-32 of the payload (``<cII``), payload.
+    opens with a snapshot; a new one is begun at the size limit and at a restore. See ``step_files``.
 
 Events are numbered by ``k`` from 0 without gaps. Only the longest gap-free prefix counts: a driver that is killed
 loses what it had not written, never the sense of what it had, since commands leave it only after everything up to
@@ -24,7 +23,6 @@ to it, so that a line that was lost with its commands is a gap too.
 from __future__ import annotations
 
 import json
-import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,6 +34,7 @@ from rex_ray.control.commands import Command
 from rex_ray.control.events import Event
 from rex_ray.control.notes import Note
 from rex_ray.control.phases import ControllerState
+from rex_ray.control.step_files import BLOCK, MAGIC, SNAPSHOT, pack_block, pack_record, pack_snapshot, steps_file
 from rex_ray.control.vocabulary import CODEC
 from rex_ray.core.observations import StepObserved
 
@@ -43,9 +42,6 @@ __all__ = ["EVENTS_FILE", "SCHEMA_VERSION", "Chunk", "Entry", "Header", "Journal
 
 SCHEMA_VERSION = 1
 EVENTS_FILE = "events.jsonl"
-MAGIC = b"rex_ray steps 1\n"
-RECORD = struct.Struct("<cII")
-BLOCK, SNAPSHOT = b"B", b"S"
 CHECKSUM = b',"crc":'
 
 Chunk: TypeAlias = tuple[str, bytes]
@@ -143,7 +139,7 @@ class JournalWriter:
     header: Header
     state: ControllerState
     num_files: int = 0
-    max_file_bytes: int = 256 * 2**20
+    max_file_bytes: int = 32 * 2**20
     max_block_steps: int = 512
     snapshot_steps: int = 4096
     _numbers: list[int] = field(default_factory=list, init=False)
@@ -191,7 +187,7 @@ class JournalWriter:
         if self._file_bytes >= self.max_file_bytes:
             self._file_bytes = 0
         elif self._file_bytes and self._steps_since_snapshot >= self.snapshot_steps:
-            self._append(SNAPSHOT, pack_snapshot(self.header, state))
+            self._append(SNAPSHOT, pack_snapshot(self.header.driver, state))
             self._steps_since_snapshot = 0
         self.state = state
         chunks = tuple(self._ready)
@@ -205,7 +201,7 @@ class JournalWriter:
         if self._file_bytes == 0:
             self.num_files += 1
             self._append_raw(MAGIC)
-            self._append(SNAPSHOT, pack_snapshot(self.header, self.state))
+            self._append(SNAPSHOT, pack_snapshot(self.header.driver, self.state))
             self._steps_since_snapshot = 0
         self._append(BLOCK, block)
         self._steps_since_snapshot += len(self._steps)
@@ -217,7 +213,7 @@ class JournalWriter:
         self._noted.clear()
 
     def _append(self, kind: bytes, payload: bytes) -> None:
-        self._append_raw(RECORD.pack(kind, len(payload), zlib.crc32(payload)) + payload)
+        self._append_raw(pack_record(kind, payload))
 
     def _append_raw(self, data: bytes) -> None:
         self._ready.append((steps_file(self.num_files), data))
@@ -235,41 +231,6 @@ def read_header(data: object) -> Header:
         version = getattr(header, "schema_version", "?")
         raise CodecError(f"the journal has version {version}, this rex_ray reads up to {SCHEMA_VERSION}: upgrade it")
     return header
-
-
-def steps_file(number: int) -> str:
-    """Return the name of the step file with this number, from 1."""
-    return f"steps-{number:05d}.bin"
-
-
-def pack_block(noted: list[int], steps: bytes) -> bytes:
-    """Put the numbers of the events that have a line before the steps themselves."""
-    numbers = json.dumps(noted).encode()
-    return struct.pack("<I", len(numbers)) + numbers + steps
-
-
-def unpack_block(payload: bytes) -> tuple[list[int], bytes]:
-    """Undo ``pack_block``."""
-    (length,) = struct.unpack_from("<I", payload)
-    return json.loads(payload[4 : 4 + length]), payload[4 + length :]
-
-
-def pack_snapshot(header: Header, state: ControllerState) -> bytes:
-    """Write a state, and which driver's it is."""
-    snapshot = {"driver": header.driver, "state": CODEC.encode(state)}
-    return zlib.compress(json.dumps(snapshot, separators=(",", ":")).encode(), 6)
-
-
-def unpack_snapshot(payload: bytes) -> tuple[int, ControllerState | None]:
-    """Undo ``pack_snapshot``; None for a state that another version of rex_ray wrote, which needs its code."""
-    snapshot = json.loads(zlib.decompress(payload))
-    try:
-        state = CODEC.decode(snapshot["state"])
-    except CodecError:  # its bytes are whole: the checksum was compared
-        state = None
-    if state is not None and not isinstance(state, ControllerState):
-        raise CodecError(f"a snapshot holds a {type(state).__name__} instead of a controller's state")
-    return int(snapshot["driver"]), state
 
 
 def _same_group(first: StepObserved, step: StepObserved) -> bool:

@@ -30,8 +30,9 @@ from rex_ray.control.journal import Chunk, Entry, Header, JournalWriter
 from rex_ray.control.notes import Note
 from rex_ray.control.outcome import Mode
 from rex_ray.control.phases import Ended, Running, Starting, Switching, Waiting
-from rex_ray.control.reading import newest_steps_file, read_journal
+from rex_ray.control.reading import Earlier, read_recent
 from rex_ray.control.replay import controller_for, restore
+from rex_ray.control.step_files import newest_steps_file
 from rex_ray.core.types import StepRecord
 from rex_ray.policies.base import Policy
 
@@ -47,12 +48,15 @@ class Turn:
     Attributes:
         chunks: to append to the journal.
         commands: to carry out.
-        entries: what was handled, with what it led to; of a driver that goes on from a journal, all that was.
+        entries: what was handled, with what it led to; of a driver that goes on from a journal, what was since the
+            newest snapshot.
+        earlier: of such a driver, what was before.
     """
 
     chunks: tuple[Chunk, ...] = ()
     commands: tuple[Command, ...] = ()
     entries: tuple[Entry, ...] = ()
+    earlier: tuple[Earlier, ...] = ()
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -127,28 +131,28 @@ class JournalledController:
         """Go on from the journal that an earlier driver left, at the very event that it last wrote.
 
         The turn's commands publish what was not seen applied once more. The clock goes on as well: add the time
-        since the restart to ``now_us``.
+        since the restart to ``now_us``. What is read, and how long it takes, does not grow with the run's steps.
 
         Args:
-            files: the journal's files by name.
+            files: the journal's files by name; old ones are not asked for.
             environment: see ``begin``.
             custom_policy: see ``begin``.
 
         Raises:
             CodecError: the files are no journal, or one that does not hold together.
         """
-        journal = read_journal(files)
-        controller = restore(journal, custom_policy, must_agree=True)
+        recent = read_recent(files)
+        controller = restore(recent, custom_policy, must_agree=True)
         header = replace(
-            journal.header,
+            recent.header,
             environment=library_versions() | dict(environment or {}),
             first_event=controller.state.num_events,
-            driver=len(journal.headers),
+            driver=len(recent.headers),
         )
         writer = JournalWriter(header=header, state=controller.state, num_files=newest_steps_file(files))
         journalled = cls(controller, writer)
         chunks, commands = journalled.flush(), controller.unacknowledged()
-        return journalled, Turn(chunks=chunks, commands=commands, entries=journal.entries)
+        return journalled, Turn(chunks=chunks, commands=commands, entries=recent.entries, earlier=recent.earlier)
 
     @property
     def controller(self) -> Controller:

@@ -1,58 +1,67 @@
-"""Reads a journal back, whatever moment its driver was killed at."""
+"""Reads a journal back, whatever moment its driver was killed at: the whole of it, or what the next driver needs."""
 
 from __future__ import annotations
 
 import json
-import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rex_ray.control.codec import CodecError
-from rex_ray.control.columns import decode_steps
-from rex_ray.control.journal import (
-    BLOCK,
-    CHECKSUM,
-    EVENTS_FILE,
-    MAGIC,
-    RECORD,
-    SNAPSHOT,
-    Entry,
-    Header,
-    Journal,
-    read_header,
-    unpack_block,
-    unpack_snapshot,
-)
+from rex_ray.control.events import Event
+from rex_ray.control.journal import EVENTS_FILE, Entry, Header, Journal, read_header
+from rex_ray.control.notes import Note
+from rex_ray.control.parts import Part, end_of, joined, read_lines, read_steps
 from rex_ray.control.phases import ControllerState
+from rex_ray.control.step_files import SNAPSHOT, payload_at, places, steps_files, unpack_snapshot
 from rex_ray.control.vocabulary import CODEC
-from rex_ray.core.observations import StepObserved
 
-__all__ = ["newest_steps_file", "read_journal"]
-
-_STEPS_FILE = re.compile(r"steps-(\d+)\.bin")
+__all__ = ["Earlier", "Recent", "read_journal", "read_recent"]
 
 
-@dataclass(slots=True)
-class _Part:
-    """What one driver left: its lines and steps by event number, and which lines its steps are owed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """An event before the snapshot that has a line of its own.
 
-    header: Header
-    lines: dict[int, dict[str, Any]] = field(default_factory=dict)
-    steps: dict[int, StepObserved] = field(default_factory=dict)
-    noted: set[int] = field(default_factory=set)
-    snapshots: list[tuple[int, ControllerState]] = field(default_factory=list)
+    Attributes:
+        number: the event's.
+        event: None where it is a complete step, which was not read.
+        notes: what the controller said about it.
+    """
 
-    def entry(self, number: int) -> Entry | None:
-        """Return an event if it is whole, else None."""
-        line = self.lines.get(number, {})
-        event = CODEC.decode(line["event"]) if "event" in line else self.steps.get(number)
-        if event is None or (number in self.noted and not line):
-            return None
-        commands, notes = CODEC.decode(line.get("commands", [])), CODEC.decode(line.get("notes", []))
-        return Entry(number=number, event=event, commands=commands, notes=notes)
+    number: int
+    event: Event | None
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recent:
+    """What the next driver needs of a journal. It grows with the run's decisions, not with its steps.
+
+    Attributes:
+        headers: one per driver; the first describes the run.
+        state: the newest snapshot, None if there is none: then ``entries`` begin with the run.
+        entries: every event since.
+        earlier: what else has a line, but for ticks that led to nothing.
+    """
+
+    headers: tuple[Header, ...]
+    state: ControllerState | None
+    entries: tuple[Entry, ...]
+    earlier: tuple[Earlier, ...] = ()
+
+    @property
+    def header(self) -> Header:
+        """The first header."""
+        return self.headers[0]
+
+    @classmethod
+    def of(cls, journal: Journal) -> Recent:
+        """Return the same of a journal that was read whole, without what is earlier."""
+        first, state = max(journal.snapshots, key=lambda snapshot: snapshot[0], default=(0, None))
+        return cls(headers=journal.headers, state=state, entries=journal.entries[first:])
 
 
 def read_journal(files: Mapping[str, bytes]) -> Journal:
@@ -64,120 +73,104 @@ def read_journal(files: Mapping[str, bytes]) -> Journal:
     Raises:
         CodecError: no journal, one of a newer version, or damage other than at an end.
     """
+    ignored: list[str] = []
+    with _every_fault_named():
+        parts = _begun(read_lines(files.get(EVENTS_FILE, b""), ignored))
+        for name in steps_files(files):
+            read_steps(name, files[name], parts, ignored)
+        entries = joined(parts, ignored)
+    return Journal(
+        headers=tuple(part.header for part in parts),
+        entries=entries,
+        snapshots=tuple(found for part in parts for found in part.snapshots if found[0] <= len(entries)),
+        ignored=tuple(ignored),
+    )
+
+
+def read_recent(files: Mapping[str, bytes]) -> Recent:
+    """Read what the next driver needs: lines, the newest snapshot, and complete steps since.
+
+    A snapshot is appended after everything that led to it, so that what comes before need not be read, nor be whole.
+
+    Args:
+        files: see ``read_journal``; step files before the newest snapshot are not asked for.
+
+    Raises:
+        CodecError: see ``read_journal``; of steps, only damage behind the snapshot.
+    """
+    ignored: list[str] = []
+    with _every_fault_named():
+        lines = files.get(EVENTS_FILE, b"")
+        newest = _newest_snapshot(files, _headers(lines))
+        first = 0 if newest is None else newest.state.num_events
+        parts = _begun(read_lines(lines, ignored, quiet_before=first))
+        for name in steps_files(files):
+            if newest is None or name >= newest.name:
+                start = newest.at if newest is not None and name == newest.name else 0
+                read_steps(name, files[name], parts, ignored, start)
+        return Recent(
+            headers=tuple(part.header for part in parts),
+            state=None if newest is None else newest.state,
+            entries=joined(parts, ignored, first),
+            earlier=tuple(_earlier(parts, first)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A snapshot, and where it stands."""
+
+    name: str
+    at: int
+    state: ControllerState
+
+
+def _newest_snapshot(files: Mapping[str, bytes], headers: Sequence[Header]) -> _Snapshot | None:
+    drivers = {header.driver for header in headers}
+    for name in reversed(steps_files(files)):
+        data = files[name]
+        for place in reversed([place for place in places(name, data, []) if place.kind == SNAPSHOT]):
+            driver, state = unpack_snapshot(payload_at(name, data, place))
+            end = end_of(driver, headers)
+            if driver in drivers and state is not None and (end is None or state.num_events <= end):
+                return _Snapshot(name, place.at, state)
+    return None
+
+
+def _headers(lines: bytes) -> list[Header]:
+    found = []
+    for line in lines.split(b"\n"):
+        if line.startswith(b'{"header":'):
+            try:
+                found.append(read_header(json.loads(line)["header"]))
+            except ValueError:  # torn, or damaged; whoever reads the lines one by one says so
+                continue
+    return found
+
+
+def _earlier(parts: Sequence[Part], first: int) -> Iterator[Earlier]:
+    headers = [part.header for part in parts]
+    for part in parts:
+        end = end_of(part.header.driver, headers)
+        last = first if end is None else min(first, end)
+        for number in sorted(number for number in part.lines if number < last):
+            line = part.lines[number]
+            event = CODEC.decode(line["event"]) if "event" in line else None
+            yield Earlier(number=number, event=event, notes=CODEC.decode(line.get("notes", [])))
+
+
+def _begun(parts: list[Part]) -> list[Part]:
+    if not parts:
+        raise CodecError(f"{EVENTS_FILE} holds no header: this is no journal, or its driver died at once")
+    return parts
+
+
+@contextmanager
+def _every_fault_named() -> Iterator[None]:
     try:
-        return _read(files)
+        yield
     except CodecError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error, zlib.error) as error:
         # Whole by its checksums, and still not what this version writes: no file of ours.
         raise CodecError(f"the journal holds what no rex_ray wrote: {error!r}") from error
-
-
-def _read(files: Mapping[str, bytes]) -> Journal:
-    ignored: list[str] = []
-    parts = _read_lines(files.get(EVENTS_FILE, b""), ignored)
-    if not parts:
-        raise CodecError(f"{EVENTS_FILE} holds no header: this is no journal, or its driver died at once")
-    for name in sorted(name for name in files if _STEPS_FILE.fullmatch(name)):
-        _read_steps(name, files[name], parts, ignored)
-    entries: list[Entry] = []
-    snapshots: list[tuple[int, ControllerState]] = []
-    for index, part in enumerate(parts):
-        # What an earlier driver left behind the event from which a later one was restored never happened.
-        end = min((later.header.first_event for later in parts[index + 1 :]), default=None)
-        if len(entries) != part.header.first_event:
-            raise CodecError(f"events {len(entries)} to {part.header.first_event - 1} are missing from the journal")
-        while end is None or len(entries) < end:
-            entry = part.entry(len(entries))
-            if entry is None:
-                break
-            entries.append(entry)
-        known = {number for number in (*part.lines, *part.steps) if number >= len(entries)}
-        if known:
-            ignored.append(f"{len(known)} events from {min(known)} on, behind a gap or a restore")
-        snapshots.extend(snapshot for snapshot in part.snapshots if snapshot[0] <= len(entries))
-    return Journal(
-        headers=tuple(part.header for part in parts),
-        entries=tuple(entries),
-        snapshots=tuple(snapshots),
-        ignored=tuple(ignored),
-    )
-
-
-def _read_lines(data: bytes, ignored: list[str]) -> list[_Part]:
-    parts: list[_Part] = []
-    torn: int | None = None
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            torn = number
-            ignored.append(f"line {number} of {EVENTS_FILE}, torn by the end of its driver")
-            continue
-        if not isinstance(record, dict):
-            raise CodecError(f"{EVENTS_FILE} is damaged: line {number} is no object")
-        if not _is_unharmed(line, record):
-            raise CodecError(f"{EVENTS_FILE} is damaged: line {number} does not match its checksum")
-        if "header" in record:
-            parts.append(_Part(read_header(record["header"])))
-            torn = None
-        elif torn is not None:
-            raise CodecError(f"{EVENTS_FILE} is damaged: line {torn} is no JSON, but its driver went on writing")
-        elif parts:
-            parts[-1].lines[_number_of(record, number)] = record
-    return parts
-
-
-def _is_unharmed(line: bytes, record: Mapping[str, Any]) -> bool:
-    """Whether a line that is JSON is the one that was written; lines of older versions do not tell."""
-    return "crc" not in record or record["crc"] == zlib.crc32(line.rpartition(CHECKSUM)[0])
-
-
-def newest_steps_file(files: Iterable[str]) -> int:
-    """Return the highest number of a step file among these names, 0 without any: the next driver begins behind it."""
-    return max((int(match[1]) for name in files if (match := _STEPS_FILE.fullmatch(name))), default=0)
-
-
-def _number_of(record: dict[str, Any], line: int) -> int:
-    if not isinstance(record.get("k"), int):
-        raise CodecError(f"{EVENTS_FILE} is damaged: line {line} does not number its event")
-    return int(record["k"])
-
-
-def _read_steps(name: str, data: bytes, parts: list[_Part], ignored: list[str]) -> None:
-    part: _Part | None = None
-    for kind, payload in _records(name, data, ignored):
-        if kind == SNAPSHOT:
-            driver, state = unpack_snapshot(payload)
-            part = next((p for p in parts if p.header.driver == driver), None)
-            if state is None:
-                ignored.append(f"a snapshot in {name}: this version of rex_ray has another memory")
-            elif part is not None:
-                part.snapshots.append((state.num_events, state))
-        elif kind == BLOCK and part is not None:
-            noted, steps = unpack_block(payload)
-            part.noted.update(noted)
-            part.steps.update(decode_steps(steps))
-
-
-def _records(name: str, data: bytes, ignored: list[str]) -> Iterator[tuple[bytes, bytes]]:
-    at = len(MAGIC)
-    if not data.startswith(MAGIC):
-        if not MAGIC.startswith(data):
-            raise CodecError(f"{name} is no step file of a journal")
-        at = len(data)
-    while at < len(data):
-        if at + RECORD.size > len(data):
-            break
-        kind, length, crc = RECORD.unpack_from(data, at)
-        payload = data[at + RECORD.size : at + RECORD.size + length]
-        if len(payload) < length:
-            break
-        if zlib.crc32(payload) != crc:
-            raise CodecError(f"{name} is damaged at byte {at}: its checksum does not match")
-        yield kind, payload
-        at += RECORD.size + length
-    if at < len(data):
-        ignored.append(f"the last {len(data) - at} bytes of {name}, torn by the end of its driver")

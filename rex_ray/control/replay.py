@@ -12,6 +12,7 @@ from rex_ray.control.codec import CodecError, Json
 from rex_ray.control.controller import Controller
 from rex_ray.control.journal import Entry, Header, Journal
 from rex_ray.control.outcome import Mode
+from rex_ray.control.reading import Recent
 from rex_ray.control.vocabulary import CODEC
 from rex_ray.core.errors import ConfigError, nearest_name_hint
 from rex_ray.policies.base import Policy
@@ -102,13 +103,13 @@ def replay(
     )
 
 
-def restore(journal: Journal, policy: Policy[Any] | None = None, *, must_agree: bool = False) -> Controller:
+def restore(recent: Recent, policy: Policy[Any] | None = None, *, must_agree: bool = False) -> Controller:
     """Bring a controller back: its last snapshot, and the events since folded over it.
 
     What it had published and not seen applied is in ``Controller.unacknowledged``.
 
     Args:
-        journal: what was recorded.
+        recent: what was recorded last.
         policy: see ``controller_for``.
         must_agree: refuse a journal whose last events lead to other commands than they did: whoever goes on from it
             would give versions a second meaning.
@@ -116,12 +117,10 @@ def restore(journal: Journal, policy: Policy[Any] | None = None, *, must_agree: 
     Raises:
         CodecError: an event since the snapshot cannot be handled again, or does not agree.
     """
-    controller = controller_for(journal.header, policy)
-    first = 0
-    if journal.snapshots:
-        first, state = max(journal.snapshots, key=lambda snapshot: snapshot[0])
-        controller.restore(state)
-    for entry in journal.entries[first:]:
+    controller = controller_for(recent.header, policy)
+    if recent.state is not None:
+        controller.restore(recent.state)
+    for entry in recent.entries:
         _again(controller, entry, must_agree)
     controller.take_notes()
     return controller

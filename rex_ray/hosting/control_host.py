@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rex_ray.config import RexConfig
 from rex_ray.control.events import Event, GroupStarted, RunEnded, SearchFailed, Ticked, WorkerLost
-from rex_ray.control.journal import EVENTS_FILE, Chunk, Entry
+from rex_ray.control.journal import EVENTS_FILE, Chunk
 from rex_ray.control.journalled import JournalledController, Turn
 from rex_ray.control.phases import Ended, Group, Running, Starting, Switching
 from rex_ray.core.errors import InfeasibleError, RexError
@@ -244,6 +244,7 @@ class ControlHost:
         self._num_restarts = files.get(EVENTS_FILE, b"").count(_HEADER_MARK)
         try:
             controller, turn = JournalledController.resume(files, custom_policy=policy)
+            self._shown(lambda: self._backlog.take_earlier(turn.earlier))
             self._carry_out(turn)
             self._backlog.resumed(self._num_restarts)
         except Exception as error:  # noqa: BLE001 - logged with its traceback by fail()
@@ -281,14 +282,14 @@ class ControlHost:
         self._append(turn.chunks)
         for command in turn.commands:
             self._emission.emit(command)
-        self._show(turn.entries)
+        self._shown(lambda: self._backlog.take(turn.entries))
 
-    def _show(self, entries: Iterable[Entry]) -> None:
-        """Have them seen. That is no decision: a fault in it ends what is seen, and nothing else."""
+    def _shown(self, show: Callable[[], None]) -> None:
+        """Have something seen. That is no decision: a fault in it ends what is seen, and nothing else."""
         if not self._is_shown:
             return
         try:
-            self._backlog.take(entries)
+            show()
         except Exception:
             self._is_shown = False
             logger.warning("the run is not shown any more; decisions and journal go on", exc_info=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ __all__ = ["JournalFolder", "JournalStore", "append_chunks", "new_journal_dir", 
 class JournalStore(Protocol):
     """Where a driver keeps its journal."""
 
-    def read(self) -> dict[str, bytes]:
+    def read(self) -> Mapping[str, bytes]:
         """Return the files of an earlier life by name; nothing if there was none."""
         ...
 
@@ -33,13 +33,32 @@ class JournalFolder:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def read(self) -> dict[str, bytes]:
-        """Return the files by name."""
-        return read_files(self._directory)
+    def read(self) -> Mapping[str, bytes]:
+        """Return the files by name, each read when it is asked for."""
+        return _Files(self._directory)
 
     def append(self, chunks: Iterable[Chunk]) -> None:
         """Append chunks in order."""
         append_chunks(self._directory, chunks)
+
+
+class _Files(Mapping[str, bytes]):
+    """A folder's files by name. After days they hold more than a host should, and it asks for the newest alone."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._names = sorted(path.name for path in directory.iterdir() if path.is_file()) if directory.is_dir() else []
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self._names:
+            raise KeyError(name)
+        return (self._directory / name).read_bytes()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def new_journal_dir(run_dir: Path) -> Path:
@@ -66,6 +85,4 @@ def append_chunks(directory: Path, chunks: Iterable[Chunk]) -> None:
 
 def read_files(directory: Path) -> dict[str, bytes]:
     """Return a journal's files by name; nothing if there is no journal."""
-    if not directory.is_dir():
-        return {}
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
+    return dict(_Files(directory))

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final
 
 from rex_ray.control.journal import Entry
+from rex_ray.control.reading import Earlier
 from rex_ray.watch.fold import RunFold
 from rex_ray.watch.seams import Ended, Progress, Sight
 
@@ -62,10 +63,10 @@ class Shown:
 class Backlog:
     """Folds entries, and keeps the newest sights.
 
-    A host that comes back from its journal folds the whole of it again, and finds the same sights in the same order.
-    Only those of events that were lost with the old host, steps of its last seconds, are not there: whoever had seen
-    them is shown what the new life saw, from its beginning. What was reported is never among them, since the journal
-    has it on disk before anybody sees it.
+    A host that comes back from its journal folds again what it needs of it, every event that shows something among
+    it, and finds the same sights in the same order. Only those of events that were lost with the old host, steps of
+    its last seconds, are not there: whoever had seen them is shown what the new life saw, from its beginning. What was
+    reported is never among them, since the journal has it on disk before anybody sees it.
 
     Args:
         most_sights: so many are kept.
@@ -81,10 +82,17 @@ class Backlog:
     def take(self, entries: Iterable[Entry]) -> None:
         """Take in entries, in order."""
         for entry in entries:
-            sights = self._fold.take(entry)
-            if sights:
-                self._sights.extend(sights)
-                self._num_sights += len(sights)
+            self._keep(self._fold.take(entry))
+
+    def take_earlier(self, earlier: Iterable[Earlier]) -> None:
+        """Take in, before all else, what a journal tells of the time before its newest snapshot."""
+        for event in earlier:
+            self._keep(self._fold.take_earlier(event))
+
+    def _keep(self, sights: tuple[Sight, ...]) -> None:
+        if sights:
+            self._sights.extend(sights)
+            self._num_sights += len(sights)
 
     def end(self, elapsed_s: float, reason: str) -> None:
         """Show the run's end where no entry told of it: a journal that failed has none."""

@@ -29,6 +29,7 @@ from rex_ray.control.events import (
 )
 from rex_ray.control.journal import Entry
 from rex_ray.control.notes import Applied, Decided, Measured, Note, Refused, Withdrawn
+from rex_ray.control.reading import Earlier
 from rex_ray.core.noise_scale import read_moments
 from rex_ray.core.types import StepFlag, WorkerSpec
 from rex_ray.policies.growth.blocks import NoiseBlocks
@@ -76,6 +77,15 @@ class RunFold:
             self._pace.tick(event.now_us)
             return self._about_notes(entry.notes) if entry.notes else ()
         return (*self._about_event(entry), *self._about_notes(entry.notes))
+
+    def take_earlier(self, earlier: Earlier) -> tuple[Sight, ...]:
+        """Take in what was said about an event of long ago, which may be a step that was not read again.
+
+        What it shows is what it showed then, but for the step and the time, which may be those of an event before.
+        """
+        if earlier.event is None:
+            return self._about_notes(earlier.notes)
+        return self.take(Entry(number=earlier.number, event=earlier.event, notes=earlier.notes))
 
     def progress(self) -> Progress:
         """Return where the run stands after the newest entry."""

@@ -15,7 +15,7 @@ from rex_ray.control.codec import CodecError
 from rex_ray.control.events import Ticked
 from rex_ray.control.journal import EVENTS_FILE
 from rex_ray.control.journalled import JournalledController
-from rex_ray.control.reading import read_journal
+from rex_ray.control.reading import Recent, read_journal
 from rex_ray.control.replay import restore
 from rex_ray.control.vocabulary import CODEC
 
@@ -108,6 +108,6 @@ def test_a_line_of_any_json_is_read_or_refused(value, key):
 
 def test_a_journal_that_leads_elsewhere_is_nothing_to_go_on_from():
     journal = replace(read_journal(some_journal()), snapshots=())
-    assert restore(journal, Restless(every=8), must_agree=True).state.num_events == len(journal.entries)
+    assert restore(Recent.of(journal), Restless(every=8), must_agree=True).state.num_events == len(journal.entries)
     with pytest.raises(CodecError, match="does not lead to what it led to"):
-        restore(journal, Restless(every=5), must_agree=True)
+        restore(Recent.of(journal), Restless(every=5), must_agree=True)

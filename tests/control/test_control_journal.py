@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from collections import UserDict
 from dataclasses import fields, replace
 from functools import cache
 
@@ -19,10 +20,10 @@ from rex_ray.control.codec import CodecError
 from rex_ray.control.columns import decode_steps, encode_steps
 from rex_ray.control.commands import ApplyAllocation, Command
 from rex_ray.control.events import Event, MetricReported, RunEnded, StepObserved, TelemetryGap, Ticked, WorkerLost
-from rex_ray.control.journal import EVENTS_FILE, Chunk
+from rex_ray.control.journal import EVENTS_FILE, Chunk, Header, JournalWriter
 from rex_ray.control.journalled import JournalledController, Turn
 from rex_ray.control.phases import Ended
-from rex_ray.control.reading import read_journal
+from rex_ray.control.reading import Recent, read_journal, read_recent
 from rex_ray.control.replay import replay, restore
 from rex_ray.control.vocabulary import CODEC
 from rex_ray.core.errors import ConfigError, IllegalEventError
@@ -206,7 +207,7 @@ def test_a_journal_holds_every_event_command_and_note():
     assert journal.ignored == ()
     assert (journal.header.policy, journal.header.mode, journal.header.seed) == ("restless", "auto", 0)
     assert {"numpy", "scipy", "python", "machine"} <= set(journal.header.environment)
-    assert encoded(restore(journal, Restless(every=8)).state) == encoded(journalled.controller.state)
+    assert encoded(restore(Recent.of(journal), Restless(every=8)).state) == encoded(journalled.controller.state)
 
 
 def test_replay_finds_the_same_commands_and_any_that_were_changed():
@@ -327,7 +328,7 @@ def test_a_driver_killed_at_any_byte_leaves_a_consistent_prefix_that_a_new_one_c
     assert encoded(whole.events) == encoded(tuple(events))
     assert len(whole.headers) == 2
     assert replay(whole, Restless(every=8)).is_identical
-    assert encoded(restore(whole, Restless(every=8)).state) == encoded(one_run()[0].controller.state)
+    assert encoded(restore(Recent.of(whole), Restless(every=8)).state) == encoded(one_run()[0].controller.state)
 
 
 def test_three_drivers_one_after_another_write_one_journal():
@@ -376,7 +377,7 @@ def test_step_files_are_rotated_and_each_opens_with_a_snapshot():
     assert encoded(journal.events) == encoded(tuple(events))
     last, state = journal.snapshots[-1]
     assert state.num_events == last
-    assert encoded(restore(journal).state) == encoded(journalled.controller.state)
+    assert encoded(restore(Recent.of(journal)).state) == encoded(journalled.controller.state)
 
 
 def without_checksums(lines: bytes) -> bytes:
@@ -431,6 +432,84 @@ def test_damage_that_no_death_explains_is_refused_by_name(damage):
 
 
 # --- the journalled controller as a driver's one place ----------------------------------------------------------------
+
+
+class Asked(UserDict[str, bytes]):
+    """Files that remember which of them were read."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(files)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> bytes:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+@cache
+def long_run() -> tuple[JournalledController, Disk]:
+    """Many small files with many snapshots each, and a tick a step."""
+    journalled, chunks = JournalledController.begin(policy="restless", custom_policy=Restless(every=7))
+    journalled._writer.max_file_bytes, journalled._writer.snapshot_steps = 8_000, 20
+    disk = Disk()
+    disk.take(Turn(chunks=chunks))
+    for event in (started(), *(event for k in range(600) for event in (step_of(k, 1), Ticked(now_us=k * SECOND)))):
+        disk.take(journalled.handle(event))
+    disk.take(Turn(chunks=journalled.flush()))
+    return journalled, disk
+
+
+def test_a_new_driver_reads_what_is_since_the_newest_snapshot_however_long_the_run_was():
+    journalled, disk = long_run()
+    files = Asked(disk.files())
+    resumed, turn = JournalledController.resume(files, custom_policy=Restless(every=7))
+    assert encoded(resumed.controller.state) == encoded(journalled.controller.state)
+    assert len(files) > 5
+    assert files.names == {EVENTS_FILE, max(files.keys() - {EVENTS_FILE})}
+    whole = read_journal(disk.files())
+    first = turn.entries[0].number
+    assert len(turn.entries) < 100 < first
+    assert encoded(tuple(entry.event for entry in turn.entries)) == encoded(whole.events[first:])
+    # Of what came before, everything that anybody was told, and no step or tick that told nobody anything.
+    told = [(entry.number, encoded(entry.notes)) for entry in whole.entries[:first] if entry.notes]
+    assert [(earlier.number, encoded(earlier.notes)) for earlier in turn.earlier if earlier.notes] == told
+    assert [earlier.number for earlier in turn.earlier if not earlier.notes] == []
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_what_a_new_driver_reads_is_the_end_of_the_whole_whatever_byte_the_last_one_died_at(data):
+    _, disk = long_run()
+    num_chunks = data.draw(st.integers(2, len(disk.chunks)))
+    torn = data.draw(st.integers(0, len(disk.chunks[num_chunks - 1][1]) - 1))
+    files = disk.files(num_chunks, torn)
+    recent, whole = read_recent(files), read_journal(files)
+    first = 0 if recent.state is None else recent.state.num_events
+    assert encoded(tuple(entry.event for entry in recent.entries)) == encoded(whole.events[first:])
+    restored, folded = (restore(of, Restless(every=7)).state for of in (recent, Recent.of(whole)))
+    assert encoded(restored) == encoded(folded)
+
+
+def test_a_snapshot_behind_the_event_that_a_later_driver_came_back_from_is_nobodys():
+    journalled, disk = long_run()
+    last = journalled.controller.state.num_events - 1
+    header = Header(seed=0, mode="auto", policy="restless", first_event=50, driver=1)
+    lines = JournalWriter(header=header, state=journalled.controller.state).flush(journalled.controller.state)
+    files = disk.files()
+    recent = read_recent(files | {EVENTS_FILE: files[EVENTS_FILE] + lines[0][1]})
+    assert recent.state is not None
+    assert recent.state.num_events <= 50 < last
+    assert len(recent.entries) == 50 - recent.state.num_events
+
+
+def test_damage_that_no_new_driver_needs_to_read_does_not_stop_it():
+    _, disk = long_run()
+    files = disk.files()
+    files["steps-00001.bin"] = files["steps-00001.bin"][:200] + b"?" + files["steps-00001.bin"][201:]
+    with pytest.raises(CodecError, match=r"steps-00001.bin is damaged"):
+        read_journal(files)
+    resumed, _ = JournalledController.resume(files, custom_policy=Restless(every=7))
+    assert encoded(resumed.controller.state) == encoded(long_run()[0].controller.state)
 
 
 def test_records_become_steps_and_an_ended_run_drops_what_comes_late():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rex_ray.control.journal import MAGIC, RECORD, SNAPSHOT
+from rex_ray.control.step_files import MAGIC, SNAPSHOT, pack_record, payload_at, places
 from rex_ray.core.errors import ConfigError
 from rex_ray.report.page.html import render_html
 from rex_ray.report.reading.load import find_journal, load_journal, load_run, run_name
@@ -85,13 +85,11 @@ def test_a_journal_of_another_version_is_read_without_its_snapshots(recorded_run
     shutil.copytree(recorded_run, run)
     path = run / "rex_ray" / "journal" / "steps-00001.bin"
     data = path.read_bytes()
-    kind, length, _ = RECORD.unpack_from(data, len(MAGIC))
-    assert kind == SNAPSHOT
-    begin = len(MAGIC) + RECORD.size
-    text = zlib.decompress(data[begin : begin + length]).decode()
+    first = places(path.name, data, [])[0]
+    assert first.kind == SNAPSHOT
+    text = zlib.decompress(payload_at(path.name, data, first)).decode()
     older = zlib.compress(text.replace("num_events", "events_so_far").encode())
-    record = RECORD.pack(SNAPSHOT, len(older), zlib.crc32(older))
-    path.write_bytes(MAGIC + record + older + data[begin + length :])
+    path.write_bytes(MAGIC + pack_record(SNAPSHOT, older) + data[first.end :])
     journal = load_journal(run)
     assert len(journal.entries) == len(load_journal(recorded_run).entries)
     assert any("another memory" in remark for remark in journal.ignored)

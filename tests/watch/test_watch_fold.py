@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,12 +24,12 @@ from rex_ray.control.events import (
 )
 from rex_ray.control.journal import Entry
 from rex_ray.control.notes import Applied, Decided, Measured
-from rex_ray.control.reading import read_journal
+from rex_ray.control.reading import Earlier, read_journal
 from rex_ray.core.types import Problem, StepFlag, WorkerSpec, read_only
 from rex_ray.policies.base import Proposal
 from rex_ray.watch.backlog import Backlog, Mark
 from rex_ray.watch.fold import RunFold, sights_of
-from rex_ray.watch.seams import Ended, Happened, Progress, Reported
+from rex_ray.watch.seams import Ended, Happened, Progress, Reported, Sight
 
 ROWS = (32, 96)
 SECOND = 1_000_000
@@ -150,6 +151,31 @@ def test_what_a_restarted_host_shows_is_what_it_would_have_shown_and_no_report_c
     assert all(sight in told for sight in everything)
     assert len(seen) - len(everything) <= sum(bool(entry.notes) for entry in entries[kept:cut]) * 2
     assert same(after.progress(), whole.progress())
+
+
+@given(data=st.data())
+@settings(max_examples=30)
+def test_steps_before_the_newest_snapshot_are_not_needed_to_show_what_was_shown(entries, data):
+    """A host that comes back reads of the time before its newest snapshot only what has a line of its own."""
+    first = data.draw(st.integers(0, len(entries)), label="snapshot")
+    backlog = Backlog()
+    backlog.take_earlier(
+        Earlier(number=entry.number, event=None if is_step else entry.event, notes=entry.notes)
+        for entry in entries[:first]
+        if (is_step := isinstance(entry.event, StepObserved)) <= bool(entry.notes)
+        and (entry.notes or not isinstance(entry.event, Ticked))
+    )
+    backlog.take(entries[first:])
+    whole = Backlog()
+    whole.take(entries)
+    everything = whole.since(Mark(), whole.progress()).sights
+    told = backlog.since(Mark(), backlog.progress()).sights
+    assert [what_is_told(sight) for sight in told] == [what_is_told(sight) for sight in everything]
+
+
+def what_is_told(sight: Sight) -> object:
+    """All but the moment, which may be that of an event before."""
+    return replace(sight, elapsed_s=0.0, step=0) if isinstance(sight, Happened) else replace(sight, elapsed_s=0.0)
 
 
 def test_a_backlog_is_bounded_and_says_what_it_dropped():
