@@ -58,4 +58,9 @@ def _reason(step: StepInHand) -> str:
             f"It returned {step.opaque_output}, in which no tensor with a gradient was found: return tensors, or "
             "tuples, lists, mappings or dataclasses of them"
         )
+    if step.called_since_reduction:
+        return (
+            "The model ran on it: leave no batch out, as for a loss that is not finite, since on_non_finite='skip' has "
+            "all ranks leave out that step; and draw none ahead of the step that uses it, as a prefetcher does"
+        )
     return "Call the model that session.prepare returned, and iterate session.eval_loader(...) to evaluate"

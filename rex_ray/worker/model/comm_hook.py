@@ -137,7 +137,8 @@ class Reduction:
             self._warned = True
             warnings.warn(
                 "a backward pass of the prepared model ran with no batch of session.loader(...) in hand: ranks are "
-                "weighted alike then, and the step is not counted; take training batches from session.loader",
+                "weighted alike then, and the step is not counted; take training batches from session.loader, and "
+                "begin it anew by iter(...) where itertools.cycle would hand out copies",
                 stacklevel=2,
             )
 
