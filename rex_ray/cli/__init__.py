@@ -5,9 +5,8 @@ Everything heavy is imported inside the command that needs it: ``rex-ray --help`
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -17,6 +16,7 @@ from typer.core import TyperGroup
 from rex_ray import __version__
 from rex_ray.cli import cluster, configuring, demonstration, forecasts, journals
 from rex_ray.cli.output import EXIT_CODES, EXIT_INTERRUPTED, EXIT_READER_GONE, EXIT_USER_ERROR
+from rex_ray.cli.streams import cannot_write, end_output, made_usable
 from rex_ray.core.errors import RexError
 
 __all__ = ["app", "main"]
@@ -80,25 +80,35 @@ def main(arguments: list[str] | None = None) -> None:
 
     A reader that stops early (``| head``) is no finding: the exit code is never the 1 of ``replay --check``.
     """
+    if not made_usable():
+        _complain("cannot write the answer: standard output is closed")
+        sys.exit(EXIT_USER_ERROR)
     try:
         app(args=arguments, prog_name="rex-ray")
     except _InterruptedError:
         sys.stderr.write("interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
     except RexError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
+        _complain(str(error))
         sys.exit(EXIT_USER_ERROR)
+    except OSError as error:
+        if not cannot_write(error):
+            raise
+        end_output()
+        _refuse_output(error)
     except SystemExit as stopped:
-        if isinstance(stopped.__context__, BrokenPipeError) or not _is_flushed():
+        unwritten = end_output()
+        if isinstance(unwritten or stopped.__context__, BrokenPipeError):
             sys.exit(EXIT_READER_GONE)
+        if unwritten is not None:
+            _refuse_output(unwritten)
         raise
 
 
-def _is_flushed() -> bool:
-    """Write out what is buffered; False where nobody reads it, and then nothing is written any more."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
+def _refuse_output(error: OSError) -> NoReturn:
+    _complain(f"cannot write: {error.strerror}; send the output elsewhere")
+    sys.exit(EXIT_USER_ERROR)
+
+
+def _complain(what: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(what)}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rex_ray.cli.output import JsonOption, answering, write_json
+from rex_ray.cli.streams import answer_console
 
 __all__ = ["VERDICT_CODES", "doctor", "env"]
 
@@ -46,7 +46,7 @@ def doctor(
     if as_json:
         write_json(examination_document(found))
     else:
-        print_examination(found, Console())
+        print_examination(found, answer_console())
     if code := VERDICT_CODES[found.verdict]:
         raise typer.Exit(code)
 
@@ -65,7 +65,7 @@ def env(as_json: JsonOption = False) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in _environment_rows(found):
         table.add_row(name, value)
-    Console().print(table)
+    answer_console().print(table)
 
 
 def _environment_rows(found: dict[str, Any]) -> list[tuple[str, str]]:

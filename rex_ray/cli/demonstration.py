@@ -10,6 +10,7 @@ from rich.console import Console
 
 from rex_ray.cli import completing
 from rex_ray.cli.output import JsonOption, answering, write_json
+from rex_ray.cli.streams import answer_console
 from rex_ray.core.errors import ConfigError
 
 __all__ = ["demo"]
@@ -70,7 +71,7 @@ def demo(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with it
 
         settings = make_settings(scenario, quick=quick, seed=seed, workers=counts, num_epochs=epochs, data_dir=data_dir)
         # With --json stdout is turned aside meanwhile, so that the table stands on stderr.
-        document = run_demo(settings, policy or None, output, Console(), progress=Console(stderr=True))
+        document = run_demo(settings, policy or None, output, answer_console(), progress=Console(stderr=True))
     if as_json:
         write_json(document)
 
@@ -81,5 +82,6 @@ def _worker_counts(entries: list[str]) -> dict[str, int]:
         kind, _, count = entry.partition("=")
         if not (kind and count.isdecimal() and int(count) > 0):
             raise ConfigError(f"--workers {entry!r} is not KIND=COUNT; write for example --workers T4=2")
-        counts[kind] = counts.get(kind, 0) + int(count)
+        if counts.setdefault(kind, int(count)) != int(count):
+            raise ConfigError(f"--workers {kind} is given twice, as {counts[kind]} and as {count}: leave one out")
     return counts

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rex_ray.cli import completing
 from rex_ray.cli.output import JsonOption, write_json
+from rex_ray.cli.streams import answer_console
 from rex_ray.core.errors import ConfigError
 
 __all__ = ["plan", "simulate"]
@@ -87,7 +87,7 @@ def plan(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with it
             document = attainable.limits_document(cluster, workload, global_batch_size, network or "T4")
             write_json(document)
         else:
-            attainable.print_limits(cluster, workload, global_batch_size, network or "T4", Console())
+            attainable.print_limits(cluster, workload, global_batch_size, network or "T4", answer_console())
         return
     from rex_ray.cli import planning  # noqa: PLC0415
 
@@ -97,7 +97,7 @@ def plan(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with it
     if as_json:
         write_json(found)
     else:
-        planning.print_plan(found, Console())
+        planning.print_plan(found, answer_console())
 
 
 def simulate(  # noqa: PLR0913, PLR0917 - a command's options, by name, each with its default
@@ -176,4 +176,4 @@ def simulate(  # noqa: PLR0913, PLR0917 - a command's options, by name, each wit
     if as_json:
         write_json(found)
     else:
-        simulating.print_simulation(found, Console(), decisions=decisions)
+        simulating.print_simulation(found, answer_console(), decisions=decisions)

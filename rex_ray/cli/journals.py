@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rex_ray.cli import completing
 from rex_ray.cli.output import EXIT_FINDING, JsonOption, write_json
+from rex_ray.cli.streams import answer_console
+from rex_ray.core.errors import ConfigError
 
 __all__ = ["audit", "replay", "report"]
 
@@ -42,7 +43,7 @@ def replay(
     if as_json:
         write_json(found)
     else:
-        print_replay(found, Console())
+        print_replay(found, answer_console())
     if check and not found["is_identical"]:
         raise typer.Exit(EXIT_FINDING)
 
@@ -60,7 +61,10 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="File to write.", show_default="RUN/report.html; of several runs compare.html"
+            "--output",
+            "-o",
+            help="File to write; - for standard output.",
+            show_default="RUN/report.html; of several runs compare.html",
         ),
     ] = None,
     estimates: Annotated[
@@ -77,10 +81,15 @@ def report(
 
     Example: rex-ray report runs/bsp runs/rex --output compare.html
     """
-    from rex_ray.cli.reporting import report_runs, write_page  # noqa: PLC0415
+    from rex_ray.cli.reporting import page_of, report_runs, write_page  # noqa: PLC0415
 
+    to_stdout = output == Path("-")
+    if to_stdout and as_json:
+        raise ConfigError("--json and --output - both want standard output: leave one out")
     reports = report_runs(runs, with_estimates=estimates)
-    if output is not None or not as_json:
+    if to_stdout:
+        sys.stdout.write(page_of(reports))
+    elif output is not None or not as_json:
         target = write_page(reports, output or (runs[0] / "report.html" if len(runs) == 1 else Path("compare.html")))
         if not as_json:
             sys.stdout.write(f"{target}\n")
@@ -114,4 +123,4 @@ def audit(
     if as_json:
         write_json(found)
     else:
-        print_audit(found, Console())
+        print_audit(found, answer_console())

@@ -57,12 +57,13 @@ def prices_of(fleet: Fleet, overrides: Sequence[str]) -> dict[str, float]:
         overrides: ``DEVICE=USD`` entries of the user's.
 
     Raises:
-        ConfigError: an entry that is none, or one for a kind that the cluster does not have.
+        ConfigError: an entry that is none or contradicts another, or one for a kind that the cluster does not have.
     """
     shipped = shipped_tables()["devices"]
     prices = {
         kind: float(row["usd_per_hour"]) for kind in fleet.profiles if "usd_per_hour" in (row := shipped.get(kind, {}))
     }
+    given: dict[str, float] = {}
     for entry in overrides:
         kind, _, text = entry.partition("=")
         try:
@@ -75,8 +76,9 @@ def prices_of(fleet: Fleet, overrides: Sequence[str]) -> dict[str, float]:
             raise ConfigError(
                 f"--price {entry!r}: no such device{nearest_name_hint(kind, fleet.profiles)} in the cluster"
             )
-        prices[kind] = usd
-    return prices
+        if given.setdefault(kind, usd) != usd:
+            raise ConfigError(f"--price {kind} is given twice, as {given[kind]:g} and as {usd:g}: leave one out")
+    return prices | given
 
 
 def all_mixes(

@@ -13,10 +13,10 @@ from rex_ray.report.computing.run_facts import run_facts
 from rex_ray.report.facts import RunFacts
 from rex_ray.report.page.document import run_document
 from rex_ray.report.page.html import render_comparison, render_html
-from rex_ray.report.reading.load import load_journal, run_of
+from rex_ray.report.reading.load import find_journal, load_journal, run_of
 from rex_ray.report.reading.schema import RunData
 
-__all__ = ["RunReport", "report_runs", "write_page"]
+__all__ = ["RunReport", "page_of", "report_runs", "write_page"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,8 +39,12 @@ def report_runs(runs: Sequence[Path], *, with_estimates: bool) -> list[RunReport
         with_estimates: whether to replay the run's curves under other policies.
 
     Raises:
-        ConfigError: a run has no journal.
+        ConfigError: a run has no journal, or is given twice.
     """
+    folders = [find_journal(path).resolve() for path in runs]
+    for path, folder in zip(runs, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise ConfigError(f"{path} is given twice: compare it with another run")
     reports = []
     for path in runs:
         journal = load_journal(path)
@@ -52,16 +56,20 @@ def report_runs(runs: Sequence[Path], *, with_estimates: bool) -> list[RunReport
     return reports
 
 
+def page_of(reports: Sequence[RunReport]) -> str:
+    """Return the page of one run, or of several compared."""
+    if len(reports) == 1:
+        return render_html(reports[0].run, reports[0].facts)
+    return render_comparison([one.run for one in reports], [one.facts for one in reports])
+
+
 def write_page(reports: Sequence[RunReport], target: Path) -> Path:
     """Write the page of one run, or of several compared.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    if len(reports) == 1:
-        page = render_html(reports[0].run, reports[0].facts)
-    else:
-        page = render_comparison([one.run for one in reports], [one.facts for one in reports])
+    page = page_of(reports)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8")

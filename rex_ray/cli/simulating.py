@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,6 +17,7 @@ from rich.table import Table
 from rex_ray.cli.simulated_journal import make_folder, write_journal
 from rex_ray.cli.words import duration, network_line, range_text, rows_by_device, shares_text
 from rex_ray.cli.worlds import World
+from rex_ray.config.plain_yaml import read_value
 from rex_ray.control.journal import Header
 from rex_ray.control.journalled import library_versions
 from rex_ray.control.notes import Decided
@@ -63,19 +63,25 @@ def options_by_policy(policies: Sequence[str], entries: Sequence[str]) -> dict[s
     """Return the options of every policy from ``NAME=VALUE`` entries; each goes to those policies that have it.
 
     Raises:
-        ConfigError: an entry that is none, an unknown policy, or an option that no policy here has.
+        ConfigError: an entry that is none or contradicts another, an unknown policy, or an option that no policy here
+            has.
     """
     found: dict[str, dict[str, Any]] = {policy: {} for policy in policies}
     known = {policy: policy_options(policy) for policy in found}
+    seen: dict[str, Any] = {}
     for entry in entries:
         name, equals, text = entry.partition("=")
         if not name or not equals:
             raise ConfigError(f"--option {entry!r} is not NAME=VALUE; write for example --option trigger=off")
-        # A YAML 1.1 reader takes off for false, and "off" is a mode of ours.
         try:
-            value = text if text in ("on", "off", "yes", "no") else yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            value = read_value(text)
+        except ValueError as error:
             raise ConfigError(f"--option {entry!r} has no value that can be read: {error}") from error
+        if not text.strip():
+            raise ConfigError(f"--option {entry!r} is empty: give it a value, or leave it out")
+        if name in seen and seen[name] != value:
+            raise ConfigError(f"--option {name} is given twice, as {seen[name]!r} and as {value!r}: leave one out")
+        seen[name] = value
         takers = [policy for policy, options in known.items() if name in options]
         if not takers:
             every = {option for options in known.values() for option in options}

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 
-from rex_ray.core.errors import ConfigError, nearest_name_hint
-from rex_ray.scenario.profiles import device_names
+from rex_ray.core.errors import ConfigError
+from rex_ray.scenario.profiles import device_names, nearest_device_hint
 
 __all__ = ["MAX_WORKERS", "format_cluster", "parse_cluster"]
 
@@ -39,7 +39,7 @@ def parse_cluster(text: str, known: Sequence[str] | None = None) -> tuple[str, .
             raise _refusal(text, f"{_shown(entry.strip())} is not COUNTxDEVICE; write for example 4xT4,4xV100")
         device, digits = found["device"], found["count"] or "1"
         if device not in kinds:
-            raise _refusal(text, f"unknown device {_shown(device)}{nearest_name_hint(device, kinds)}")
+            raise _refusal(text, f"unknown device {_shown(device)}{nearest_device_hint(device, kinds)}")
         count = int(digits) if len(digits) < _MOST_DIGITS else MAX_WORKERS + 1
         if count < 1:
             raise _refusal(text, "a count must be at least 1; leave out what there is none of")

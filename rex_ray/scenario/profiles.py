@@ -23,6 +23,7 @@ __all__ = [
     "Source",
     "device_names",
     "load_profile",
+    "nearest_device_hint",
     "optimal_split",
     "profile_names",
     "workload_names",
@@ -88,13 +89,25 @@ def load_profile(device: str, workload: str) -> DeviceProfile:
     """
     known = _profiles()
     if device not in device_names():
-        raise ConfigError(f"unknown device {device!r}{nearest_name_hint(device, device_names())}")
+        raise ConfigError(f"unknown device {device!r}{nearest_device_hint(device, device_names())}")
     if workload not in workload_names():
         raise ConfigError(f"unknown workload {workload!r}{nearest_name_hint(workload, workload_names())}")
     if (device, workload) not in known:
         measured = ", ".join(name for kind, name in profile_names() if kind == device)
         raise ConfigError(f"no public source measured {workload!r} on {device!r} (measured there: {measured})")
     return known[device, workload]
+
+
+def nearest_device_hint(device: str, known: Sequence[str]) -> str:
+    """Return the nearest name and, unless that is the same in other letters, all that there are.
+
+    An L4 is no mistyped T4: whoever has one needs to hear that nobody has measured it.
+    """
+    hint = nearest_name_hint(device, known)
+    is_same = device.casefold() in {name.casefold() for name in known}
+    if is_same or hint.startswith(" (known"):
+        return hint
+    return f"{hint}; there are step times of {', '.join(sorted(known))}"
 
 
 def profile_names() -> tuple[tuple[str, str], ...]:

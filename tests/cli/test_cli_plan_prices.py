@@ -116,6 +116,7 @@ def test_a_workload_without_noise_scales_has_a_split_and_no_time(capsys):
         (["--price", "T4=cheap"], "is not DEVICE=USD per hour"),
         (["--price", "T4=-1"], "is not DEVICE=USD per hour"),
         (["--price", "V10=2"], "no such device (did you mean 'V100'?)"),
+        (["--price", "T4=1", "--price", "T4=2"], "--price T4 is given twice, as 1 and as 2"),
         (["--limits", "--prices"], "leave out --prices, --price and --profile"),
     ],
 )

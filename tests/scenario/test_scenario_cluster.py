@@ -33,6 +33,7 @@ def test_formatting_and_parsing_are_inverse(devices):
         ("0xT4", "a count must be at least 1"),
         ("4xV10", "unknown device 'V10' (did you mean 'V100'?)"),
         ("4xt4", "unknown device 't4' (did you mean 'T4'?)"),
+        ("4xH100", "(did you mean 'V100'?); there are step times of 2080Ti, A100, "),
         ("4xZZZ", "unknown device 'ZZZ' (known: 2080Ti, "),
         (f"{MAX_WORKERS}xT4,T4", f"more than {MAX_WORKERS} workers"),
         ("9" * 5000 + "xT4", f"more than {MAX_WORKERS} workers"),
