@@ -13,7 +13,7 @@ from rex_ray.report.computing.run_facts import run_facts
 from rex_ray.report.facts import RunFacts
 from rex_ray.report.page.document import run_document
 from rex_ray.report.page.html import render_comparison, render_html
-from rex_ray.report.reading.load import find_journal, load_journal, run_of
+from rex_ray.report.reading.load import load_journal, run_of
 from rex_ray.report.reading.schema import RunData
 
 __all__ = ["RunReport", "page_of", "report_runs", "write_page"]
@@ -39,12 +39,8 @@ def report_runs(runs: Sequence[Path], *, with_estimates: bool) -> list[RunReport
         with_estimates: whether to replay the run's curves under other policies.
 
     Raises:
-        ConfigError: a run has no journal, or is given twice.
+        ConfigError: a run has no journal.
     """
-    folders = [find_journal(path).resolve() for path in runs]
-    for path, folder in zip(runs, folders, strict=True):
-        if folders.count(folder) > 1:
-            raise ConfigError(f"{path} is given twice: compare it with another run")
     reports = []
     for path in runs:
         journal = load_journal(path)
