@@ -293,7 +293,8 @@ def test_a_limit_is_saved_and_begun_with_on_the_same_kind_of_device_only() -> No
     with opened(link, MemoryReporter(saved), global_batch_size=8) as session:
         resumed = narrow_net("nowhere")
         session.prepare(resumed, torch.optim.SGD(resumed.parameters(), lr=0.1))
-        session.loader(Rows(32))
+        with pytest.warns(UserWarning, match="differs from the 32 rows"):
+            session.loader(Rows(32))
         assert (session._parts.limits.passes.most, session._parts.limits.passes.fails_at) == (8, 16)
     assert link.group is not None
     assert link.group.workers[0].max_local_batch_size == 12

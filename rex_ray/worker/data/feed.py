@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from rex_ray.worker.saving import state
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["Feed"]
+
+_log = logging.getLogger("rex_ray")
 
 
 class Feed:
@@ -144,6 +147,8 @@ class Feed:
         members = joining.gather_members(self._values, member)
         self.devices = tuple(member.spec.device for member in members)
         resumed = None if self._restored is None else state.allocation_of(self._restored, self.devices)
+        if self._restored is not None:
+            state.tell_other_batch(self._restored, reference, resumed)
         step, multiple = self._progress.position.step, self._options.local_batch_multiple
         info = joining.group_info(self._generation, members, reference, step, resumed, multiple)
         self._schedule = Schedule(joining.join(self._values, self._link, info, self._options))
@@ -200,6 +205,7 @@ class Feed:
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield epoch numbers from the position's on; each new epoch begins at its first sample."""
         self._leave_complete_epoch()
+        self._tell_if_nothing_is_left(num_epochs)
         try:
             while (epoch := self._progress.position.epoch) < num_epochs:
                 self._epoch_loop = (epoch, num_epochs)
@@ -208,6 +214,17 @@ class Feed:
                 self._progress.position = Position(epoch=epoch + 1, step=self._progress.position.step)
         finally:
             self._epoch_loop = None
+
+    def _tell_if_nothing_is_left(self, num_epochs: int) -> None:
+        """Say that a resumed run is over already; else it looks as if it had trained, and fast."""
+        epoch = self._progress.position.epoch
+        if self._restored is not None and epoch >= num_epochs and self._values.rank == 0:
+            _log.warning(
+                "nothing is left to train: the save that training resumed from is of %s, and session.epochs(%s) ends "
+                "there; ask for more epochs, or give the run another name to begin anew",
+                "1 whole epoch" if epoch == 1 else f"{epoch} whole epochs",
+                num_epochs,
+            )
 
     def _leave_complete_epoch(self) -> None:
         """Begin the next epoch if this one is complete: a loop over epochs was left by ``break``."""

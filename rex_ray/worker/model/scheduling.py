@@ -23,6 +23,8 @@ Stepping: TypeAlias = Literal["batch", "epoch", "sample"]
 _BY_POSITION = (torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.OneCycleLR)
 """What computes its rate from how often it has ticked, and from nothing else: many ticks are one."""
 
+_OWN = frozenset({"_scheduler", "_tracker", "_stepped", "_first_batch", "_ticked"})
+
 _MOST_SKIPPED = 16
 """A loop may leave out batches that its gradient scaler skipped: 16 halvings take the usual first scale to 1."""
 
@@ -56,11 +58,23 @@ class ReferenceScheduler:
         self._first_batch = tracker.progress.num_batches
         self._ticked = self._now
 
+    @property
+    def wrapped(self) -> Any:
+        """The scheduler that the script made."""
+        return self._scheduler
+
     def __getattr__(self, name: str) -> Any:
         # A copy in the making has no attributes yet, and is asked for __setstate__ first.
         if name == "_scheduler" or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._scheduler, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what is the scheduler's own on the scheduler, such as ``scheduler.T_max = ...``."""
+        if name in _OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._scheduler, name, value)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Tick as often as reference steps have passed since the last call."""

@@ -28,6 +28,8 @@ def checked(state: object) -> dict[str, Any]:
         raise StorageError("its position is none")
     if not (_is_count(position.get("seed")) and _is_count_or_none(position.get("dataset_size", 0))):
         raise StorageError("its position is of no data set")
+    if not _is_count_or_none(state.get("reference_batch")):
+        raise StorageError("its reference batch is no number of rows")
     if not isinstance(state.get("registered"), dict):
         raise StorageError("its registered parts are no mapping")
     if not (isinstance(rng, dict) and _are_generators(rng.get("cpu")) and _are_generators_or_none(rng.get("cuda"))):

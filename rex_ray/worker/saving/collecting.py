@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 import torch
 
@@ -15,6 +16,8 @@ from rex_ray.worker.saving.learnt_limits import LearntLimits
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["Collector"]
+
+_BESIDE_THE_MODEL: Final = frozenset({"scheduler", "scaler"})
 
 
 class Collector:
@@ -51,6 +54,7 @@ class Collector:
         self._prepared: state.Prepared | None = None
         self._restored_rates: list[dict[str, Any]] = []
         self._registered: dict[str, state.Stateful] = {}
+        self._untold: frozenset[str] | None = None
 
     def prepare(self, parts: state.Prepared) -> None:
         """Save these parts from now on; they have just been loaded where there was something to load."""
@@ -58,6 +62,8 @@ class Collector:
         if self._restored is not None:
             groups = parts.optimizer.param_groups
             self._restored_rates = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+            # What is loaded of these is taken out.
+            self._untold = frozenset(self._saved_parts) | (self._restored.keys() & _BESIDE_THE_MODEL)
 
     def register(self, parts: Mapping[str, state.Stateful]) -> None:
         """Save these further parts by their names, and load what a save holds of them."""
@@ -85,6 +91,7 @@ class Collector:
 
         Its tensors are the parts' own where those hand them out: they change with the next step.
         """
+        self._tell_unclaimed()
         self._tracker.gap()
         self._model_side.settle()
         self._model_side.agree_on_buffers()
@@ -94,6 +101,7 @@ class Collector:
             "registered": {name: part.state_dict() for name, part in self._registered.items()},
             "position": self._feed.save_position(),
             "stream": self._feed.save_source(),
+            "reference_batch": self._tracker.progress.reference_batch,
             "lr_factor": self._model_side.lr_factor,
             **self._limits.save(self._group),
             "allocation": state.save_allocation(self._feed.allocation, self._feed.devices),
@@ -108,3 +116,25 @@ class Collector:
     def _saved_parts(self) -> Mapping[str, Any]:
         """What the save that training resumes from holds of registered parts."""
         return {} if self._restored is None else self._restored["registered"]
+
+    def _tell_unclaimed(self) -> None:
+        """Say, before the first save of a resumed run, which parts of it come to an end or begin afresh with it."""
+        if self._untold is None:
+            return
+        lost, afresh = self._untold - self._registered.keys(), self._registered.keys() - self._untold
+        self._untold = None
+        if lost:
+            warnings.warn(
+                f"the save that training resumed from holds {_quoted(lost)}, which nobody took up: later saves are "
+                "without it. Register it again (session.register, session.prepare), or have it deliberately gone",
+                stacklevel=4,
+            )
+        if afresh:
+            warnings.warn(
+                f"the save that training resumed from holds no {_quoted(afresh)}, which began afresh",
+                stacklevel=4,
+            )
+
+
+def _quoted(names: Collection[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))

@@ -19,6 +19,7 @@ from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import Allocation
 from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.model.replicas import is_sharded, unwrap
+from rex_ray.worker.saving.overruled import in_words, refuse_other_kind, settings_of
 from rex_ray.worker.saving.sharded_state import ShardedModel, ShardedOptimizer
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "restore_rng",
     "save_allocation",
     "save_position",
+    "tell_other_batch",
 ]
 
 _MOST_SAID = 300
@@ -87,11 +89,13 @@ class Prepared:
 
 
 def load_part(name: str, part: Stateful, saved: Any) -> None:
-    """Give a part its state back.
+    """Give a part its state back; say which settings of an optimizer or a schedule that leaves without effect.
 
     Raises:
         ConfigError: it does not take it.
     """
+    given, then = settings_of(part), settings_of(part, saved)
+    refuse_other_kind(name, part, given, then)
     try:
         part.load_state_dict(saved)
     except Exception as error:
@@ -100,6 +104,8 @@ def load_part(name: str, part: Stateful, saved: Any) -> None:
             f"the {name} does not take what the save holds of it ({type(error).__name__}: {said}); resume with the "
             "code that made the save, or give the run another name to begin anew"
         ) from error
+    if (told := in_words(name, given, then)) is not None:
+        warnings.warn(told, stacklevel=5)
 
 
 def save_position(position: Position, dataset_size: int | None, seed: int) -> dict[str, Any]:
@@ -182,6 +188,24 @@ def shares_by_kind(shares: tuple[int, ...], before: Sequence[str], now: Sequence
     for kind, share in zip(before, shares, strict=True):
         waiting[kind].append(share)
     return tuple(waiting[kind].popleft() for kind in now)
+
+
+def tell_other_batch(state: Mapping[str, Any], reference_batch: int, resumed: Allocation | None) -> None:
+    """Warn where the run began with another batch than it is asked for now: its rows come back with the save.
+
+    Args:
+        state: what was saved.
+        reference_batch: rows per step that the script asks for.
+        resumed: the saved allocation.
+    """
+    began = state.get("reference_batch")
+    if began is not None and began != reference_batch and resumed is not None:
+        warnings.warn(
+            f"global_batch_size={reference_batch} differs from the {began} rows that this run began with: it goes on "
+            f"with the {resumed.global_batch_size} rows of its save, and its schedules count steps of "
+            f"{reference_batch} rows from here on; give the run another name to begin anew",
+            stacklevel=4,
+        )
 
 
 def lr_factor_of(state: Mapping[str, Any]) -> float:
