@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,16 +11,21 @@ from typing import Any, Final
 from rex_ray.loggers.tracker import Tracker, need_package
 from rex_ray.watch.seams import RunInfo
 
-__all__ = ["MLflowLogger"]
+__all__ = ["MLflowLogger", "mlflow_name"]
 
 _TELL_S: Final = 60.0
 _MOST_CHARACTERS: Final = 500
 _MOST_PARAMS: Final = 100
 _MOST_METRICS: Final = 1000
+_MOST_NAME: Final = 250
+_NOT_IN_NAMES: Final = re.compile(r"[^\w.\- /]", re.ASCII)
 
 
 class MLflowLogger(Tracker):
     """Logs metrics, the configuration as parameters, and the decisions as a text artifact.
+
+    MLflow refuses most punctuation in names: ``val/AR@100`` becomes ``val/AR_100``, and ``val/AR(100`` beside it
+    ``val/AR_100_2``.
 
     It speaks to the server by a client of its own, so that it neither needs nor disturbs an active run of the
     program's.
@@ -53,6 +59,7 @@ class MLflowLogger(Tracker):
         self._run_id = ""
         self._artifact = ""
         self._sentences: list[str] = []
+        self._names: dict[str, str] = {}
         self._told_s = 0.0
 
     def _open(self, run: RunInfo, known: str | None) -> str:
@@ -70,9 +77,20 @@ class MLflowLogger(Tracker):
         from mlflow.entities import Metric  # noqa: PLC0415
 
         now_ms = time.time_ns() // 1_000_000
-        metrics = [Metric(name, value, now_ms, step) for name, value in figures.items()]
+        metrics = [Metric(self._name(name), value, now_ms, step) for name, value in figures.items()]
         for first in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[first : first + _MOST_METRICS])
+
+    def _name(self, name: str) -> str:
+        """Return the name that MLflow takes for ours, the same one every time, and for no two of ours the same."""
+        if name not in self._names:
+            made = plain = mlflow_name(name)
+            number = 1
+            while made in self._names.values():
+                number += 1
+                made = f"{plain[: _MOST_NAME - 8]}_{number}"
+            self._names[name] = made
+        return self._names[name]
 
     def _tell(self, step: int, text: str) -> None:
         self._sentences.append(f"step {step}: {text}")
@@ -108,7 +126,13 @@ class MLflowLogger(Tracker):
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
         tags = {"rex_ray.policy": run.policy, "mlflow.user": os.environ.get("USER", ""), **self._tags}
         made = self._client.create_run(experiment_id, run_name=run.name, tags=tags)
-        params = [Param(name, str(value)[:_MOST_CHARACTERS]) for name, value in run.settings.items()]
+        params = [Param(self._name(name), str(value)[:_MOST_CHARACTERS]) for name, value in run.settings.items()]
         self._client.log_batch(made.info.run_id, params=params[:_MOST_PARAMS])
         identity: str = made.info.run_id
         return identity
+
+
+def mlflow_name(name: str) -> str:
+    """Return a name as MLflow takes it: letters, digits, ``_-. ``, and ``/`` between parts that are not dots alone."""
+    parts = [part for part in _NOT_IN_NAMES.sub("_", name).split("/") if part.strip(".")]
+    return "/".join(parts)[:_MOST_NAME].rstrip("/") or "_"

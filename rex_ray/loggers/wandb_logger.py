@@ -15,6 +15,8 @@ __all__ = ["WandbLogger"]
 class WandbLogger(Tracker):
     """Logs metrics over the optimizer's step, the configuration, and the decisions as a table at the end.
 
+    Names that W&B keeps for itself (``_step`` and the like), and ``step``, which is ours, go in below ``reported/``.
+
     The step is a figure of its own (``step``), not W&B's counter, which cannot go back where training does. A resumed
     run goes on with the W&B run of before; offline, that is another folder of the same run until it is synced.
 
@@ -62,7 +64,7 @@ class WandbLogger(Tracker):
         return identity
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **figures})
+        self._run.log({"step": step, **{_key(name): value for name, value in figures.items()}})
 
     def _tell(self, step: int, text: str) -> None:
         self._sentences.append((step, text))
@@ -75,3 +77,7 @@ class WandbLogger(Tracker):
             self._run.log({"rex/decisions": wandb.Table(columns=["step", "sentence"], data=rows)})
         self._run.summary["rex/ended"] = reason
         self._run.finish(exit_code=0 if reason == "finished" else 1)
+
+
+def _key(name: str) -> str:
+    return f"reported/{name}" if name == "step" or name.startswith("_") else name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import posixpath
+import re
 import struct
 import subprocess
 import sys
@@ -12,9 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.loggers import MLflowLogger, TensorBoardLogger, WandbLogger
+from rex_ray.loggers.mlflow_logger import mlflow_name
 from rex_ray.loggers.tracker import progress_figures
 from rex_ray.watch.seams import Ended, Happened, Progress, Reported, RunInfo, Sight, Watcher, WorkerView
 
@@ -214,6 +219,51 @@ def test_mlflow_begins_a_new_run_where_the_earlier_one_is_deleted(tmp_path, monk
     assert other.info.run_id != run.info.run_id
 
 
+ODD_NAMES = (
+    "val/AR@100",
+    "val/AR(100",
+    "timing(s)",
+    "a,b",
+    "",
+    "../x",
+    "/abs",
+    "a//b",
+    "x" * 300,
+    "loss:",
+    "%",
+    "λ",
+    "%2",
+)
+
+
+@needs("mlflow")
+def test_mlflow_takes_whatever_a_metric_is_called(tmp_path, monkeypatch):
+    # verl#119, mlflow#7807, Lightning#4411: one name with a bracket, and the whole tracker is lost.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "store").as_uri()
+    metrics = {name: float(number) for number, name in enumerate(ODD_NAMES)}
+    sights = (group(0), Reported(elapsed_s=1.0, epoch=0, step=1, metrics=metrics), reported(2, 0.5), END)
+    show(MLflowLogger(tracking_uri=uri), run_info(tmp_path), sights)
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("rex_ray").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["val/AR_100"] == 0.0
+    assert run.data.metrics["val/AR_100_2"] == 1.0
+    assert run.data.metrics["accuracy"] == 0.5
+    assert len(run.data.metrics) == len(ODD_NAMES) + len(("epoch", "accuracy"))
+
+
+@given(st.text())
+def test_names_for_mlflow_are_such_as_it_takes(name):
+    made = mlflow_name(name)
+    assert re.fullmatch(r"[/\w.\- ]{1,250}", made, flags=re.ASCII)
+    assert posixpath.normpath(made) == made
+    assert not made.startswith(("/", ".."))
+
+
 # --- W&B --------------------------------------------------------------------------------------------------------------
 
 
@@ -221,13 +271,18 @@ def test_mlflow_begins_a_new_run_where_the_earlier_one_is_deleted(tmp_path, monk
 @pytest.mark.slow
 def test_wandb_has_one_run_per_fit_with_every_figure_at_its_step(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
-    show(WandbLogger("mixed", init={"mode": "offline"}, interval_s=0.0), run_info(tmp_path), STORY)
+    odd = Reported(elapsed_s=1.0, epoch=2, step=20, metrics={"accuracy": 0.7, "step": -1.0, "_step": 0.0})
+    story = tuple(odd if sight is STORY[-2] else sight for sight in STORY)
+    show(WandbLogger("mixed", init={"mode": "offline"}, interval_s=0.0), run_info(tmp_path), story)
     (folder,) = (tmp_path / "rex_ray" / "wandb").glob("offline-run-*")
     assert folder.name.endswith("-abc123")
     rows = _history(next(folder.glob("*.wandb")))
     accuracy = [(row["step"], row["accuracy"]) for row in rows if "accuracy" in row]
     assert accuracy == [(10, 0.5), (20, 0.6), (20, 0.7)]
     assert [row["step"] for row in rows if "rex/step_s" in row] == [5, 20, 15]
+    # A metric that is called as the axis is, or as W&B's own counter, moves no point.
+    (last,) = [row for row in rows if row.get("accuracy") == 0.7]
+    assert (last["reported/step"], last["reported/_step"]) == (-1.0, 0.0)
     # The same run goes on, whatever the fit's own identity is.
     show(WandbLogger("mixed", init={"mode": "offline"}), run_info(tmp_path, "def456"), (group(16), END))
     folders = sorted((tmp_path / "rex_ray" / "wandb").glob("offline-run-*"))
