@@ -14,7 +14,6 @@ Clipping, mixed precision, the optimizer, schedules, callbacks and evaluation st
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ from rex_ray.integrations.whole_passes import WholePasses
 from rex_ray.worker.current import get_session
 from rex_ray.worker.data.taken_over import training_data
 from rex_ray.worker.model.scheduling import ReferenceScheduler
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["RexTrainerMixin"]
 
@@ -188,10 +188,9 @@ class RexTrainerMixin:
             return
         self._warned_of_tokens = True
         if len(set(labels.ne(-100).sum(tuple(range(1, labels.dim()))).tolist())) > 1:
-            warnings.warn(
+            warn(
                 "rows have different numbers of labels, and ranks are weighted by rows, so that the update is not the "
-                'mean over tokens that the Trainer has in one process; set RexConfig(weight_by="tokens")',
-                stacklevel=2,
+                'mean over tokens that the Trainer has in one process; set RexConfig(weight_by="tokens")'
             )
 
 

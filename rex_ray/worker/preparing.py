@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from rex_ray.worker.model.replicas import unwrap
 from rex_ray.worker.model.scheduling import ReferenceScheduler
 from rex_ray.worker.parts import Parts
 from rex_ray.worker.saving.state import Prepared, restore_rng
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["prepare_model", "prepare_parts"]
 
@@ -103,11 +103,10 @@ def _warn_of_late_prepare(normalises_over_rows: bool, optimizer: OptimizerFamily
     if optimizer != "sgd":
         unknown.append("that the optimizer is of Adam's kind, and has the learning rate follow the batch as SGD's")
     if unknown:
-        warnings.warn(
+        warn(
             "session.loader was called before session.prepare, so the controller does not know "
             f"{', nor '.join(unknown)}; call prepare first (a scheduler that needs len(loader) is given to "
-            "session.prepare_scheduler afterwards)",
-            stacklevel=5,
+            "session.prepare_scheduler afterwards)"
         )
 
 

@@ -84,7 +84,9 @@ def saved(*args: Any, **options: Any) -> MemoryReporter:
 
 
 @pytest.mark.parametrize(
-    ("before", "now"), [((sgd,), (adam,)), ((adam,), (sgd,)), ((adam,), (torch.optim.RMSprop,))], ids=str
+    ("before", "now"),
+    [((sgd,), (adam,)), ((adam,), (sgd,)), ((adam,), (torch.optim.RMSprop,))],
+    ids=("sgd-adam", "adam-sgd", "adam-rmsprop"),
 )
 def test_the_state_of_another_kind_of_optimizer_is_refused_before_a_step(before: Any, now: Any) -> None:
     with pytest.raises(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -21,6 +20,7 @@ from rex_ray.worker.data.stream_marks import StreamMark, read_marks, why_lost
 from rex_ray.worker.data.stream_reader import StreamReader
 from rex_ray.worker.group.joining import Member, StreamMember
 from rex_ray.worker.group.side_group import SideGroup
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["Offer", "SourceMaker", "is_stream", "offered"]
 
@@ -145,11 +145,10 @@ class SourceMaker:
         lost = why_lost(marks, [stream.num_processes for stream in told], resumable=repeatable)
         if saved is not None and lost is None:
             return self._stream(streams, (tuple(saved["rows"]), marks[self.values.rank])), position
-        warnings.warn(
+        warn(
             f"epoch {position.epoch} begins anew, since its streams cannot go on where the save was made: {lost}. "
             f"{position.cursor} rows of it are trained on a second time; only a map-style data set keeps every row to "
-            "once per epoch then",
-            stacklevel=5,
+            "once per epoch then"
         )
         return self._stream(streams, None), Position(epoch=position.epoch, step=position.step)
 

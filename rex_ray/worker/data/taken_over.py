@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 from torch.utils.data import SequentialSampler as InOrder
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["evaluation_data", "training_data"]
 
@@ -43,18 +43,16 @@ def training_data(given: Any, options: dict[str, Any], global_batch_size: int) -
     if not isinstance(loader.dataset, IterableDataset):
         _refuse_lost_order(sampler)
     if loader.drop_last:
-        warnings.warn(
+        warn(
             "the DataLoader that became the training loader has drop_last=True; here every row is seen once per "
-            "epoch, also those of its last batch, which is weighted by its real rows",
-            stacklevel=4,
+            "epoch, also those of its last batch, which is weighted by its real rows"
         )
     if batch_size * num_replicas != global_batch_size:
-        warnings.warn(
+        warn(
             f"the DataLoader that became the training loader has batch_size={batch_size}"
             + (f" on {num_replicas} ranks" if num_replicas > 1 else "")
             + f", and the run's global_batch_size is {global_batch_size} rows over all workers, which is what counts; "
-            "a schedule made for len() of that DataLoader ends elsewhere",
-            stacklevel=4,
+            "a schedule made for len() of that DataLoader ends elsewhere"
         )
     return loader.dataset, _options(loader) | options
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +12,7 @@ from rex_ray.worker.group.protocol import check_shares
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.link import ControlLink, GroupInfo, NullLink
 from rex_ray.worker.options import WorkerOptions
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["Member", "StreamMember", "gather_members", "group_info", "join", "reference_batch"]
 
@@ -84,10 +84,9 @@ def reference_batch(options: WorkerOptions, dataset_size: int | None, num_ranks:
             f"most {dataset_size}"
         )
     of_them = "" if lowered == dataset_size else f" {lowered} of"
-    warnings.warn(
+    warn(
         f"global_batch_size={wanted} is lowered to{of_them} the training set's {dataset_size} rows, shared by "
-        f"{num_ranks} workers",
-        stacklevel=3,
+        f"{num_ranks} workers"
     )
     return lowered
 
@@ -151,7 +150,7 @@ def join(group: SideGroup, link: ControlLink, info: GroupInfo, options: WorkerOp
         try:
             first = link.join(info, limit_s)
         except LinkError as error:
-            warnings.warn(f"the controller did not answer, so training starts with equal shares: {error}", stacklevel=4)
+            warn(f"the controller did not answer, so training starts with equal shares: {error}")
             first = NullLink().join(info, 0.0)
         except RexError as refusal:
             first = refusal

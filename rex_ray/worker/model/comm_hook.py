@@ -1,7 +1,6 @@
 # No postponed annotations here: DDP reads the hook's signature and refuses strings.
 """DDP's communication hook: sees the last local gradient, takes norms, then reduces."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ from rex_ray.worker.model.thawed import FlatBucket, ThawedGradients
 from rex_ray.worker.model.weighting import at_end_of_backward
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["CommHook", "Reduction", "reduce_bucket"]
 
@@ -135,11 +135,10 @@ class Reduction:
     def _warn_of_foreign_batch(self) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 "a backward pass of the prepared model ran with no batch of session.loader(...) in hand: ranks are "
                 "weighted alike then, and the step is not counted; take training batches from session.loader, and "
-                "begin it anew by iter(...) where itertools.cycle would hand out copies",
-                stacklevel=2,
+                "begin it anew by iter(...) where itertools.cycle would hand out copies"
             )
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -35,6 +34,7 @@ from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.preflight.precision import refuse_mixed_gradients
 from rex_ray.worker.saving.state import Prepared, lr_factor_of
 from rex_ray.worker.tracker import StepTracker
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["ModelSide"]
 
@@ -275,10 +275,9 @@ class ModelSide:
         refuse_mixed_gradients(self._values, model.parameters())
         self._tracker.norms.lossless = False
         if self._options.norm_interval_steps:
-            warnings.warn(
+            warn(
                 "gradient norms of a sharded model are not taken, so its global batch does not grow; set "
-                "max_global_batch_size to global_batch_size to say so",
-                stacklevel=4,
+                "max_global_batch_size to global_batch_size to say so"
             )
         limit_s = self._options.collective_timeout_s
         with self._values.presence.told("all ranks to prepare the sharded model", limit_s, any_error=False):

@@ -7,7 +7,6 @@ another copy of the model, or of the model before ``fully_shard`` replaced its p
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.worker.step import StepInHand
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["IdleOptimizer", "SteppedParameters", "warn_of_local_decisions"]
 
@@ -96,11 +96,10 @@ class IdleOptimizer:
         self._num_batches += 1
         if self._num_batches == _IDLE_BATCHES:
             self._num_batches = None
-            warnings.warn(
+            warn(
                 f"the prepared optimizer was not stepped in {_IDLE_BATCHES} batches, so nobody looks at the gradient, "
                 "and no learning rate follows the global batch; where something else steps the parameters (as "
-                "sharpness-aware optimizers have their base optimizer do), prepare that instead",
-                stacklevel=2,
+                "sharpness-aware optimizers have their base optimizer do), prepare that instead"
             )
 
     def _stepped(self, *_: Any) -> None:
@@ -111,9 +110,8 @@ class IdleOptimizer:
 def warn_of_local_decisions(optimizer: torch.optim.Optimizer, num_ranks: int) -> None:
     """Say what an optimizer needs that decides by the loss how often it asks for the gradient."""
     if isinstance(optimizer, torch.optim.LBFGS) and num_ranks > 1:
-        warnings.warn(
+        warn(
             "LBFGS decides by the loss that its closure returns how often it evaluates it, and a rank's own loss is "
             "not another's, so ranks would end up waiting for one another: have the closure differentiate its loss and "
-            "return that of all ranks, session.pool of its sum over rows and of their number",
-            stacklevel=5,
+            "return that of all ranks, session.pool of its sum over rows and of their number"
         )

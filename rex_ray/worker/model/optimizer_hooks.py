@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -13,6 +12,7 @@ from rex_ray.worker.misuse import check_whole_batch_seen
 from rex_ray.worker.model.guard import ReplicaGuard
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["BeforeUpdate", "OptimizerHooks"]
 
@@ -101,10 +101,9 @@ class OptimizerHooks:
         self._multiplied_in_a_row = self._multiplied_in_a_row + 1 if several else 0
         if self._multiplied_in_a_row == 2 and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"the optimizer steps once in {self._tracker.batches_since_update} loader batches. A loader batch "
                 "is already this rank's whole share of an optimizer step, so this multiplies the global batch size; "
                 "to save memory, cut one batch with session.micro_batches(batch, num_chunks), to train with larger "
-                "batches, raise global_batch_size",
-                stacklevel=4,
+                "batches, raise global_batch_size"
             )

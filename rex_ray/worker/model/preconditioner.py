@@ -8,13 +8,13 @@ so estimates stay unbiased; it is the same on all ranks, because their updates a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from rex_ray.core.types import OptimizerFamily
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["AdamPreconditioner", "optimizer_family"]
 
@@ -67,10 +67,9 @@ class AdamPreconditioner:
         )
         if not readable and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"{type(self._optimizer).__name__} keeps no exp_avg_sq in its parameters' shapes and a count of steps, "
-                "so gradient norms cannot be taken after its preconditioner, and the noise scale stays unknown",
-                stacklevel=2,
+                "so gradient norms cannot be taken after its preconditioner, and the noise scale stays unknown"
             )
         return readable and mean_square is not None and mean_square.device == parameter.device
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import ConfigError
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["agree_on_buffers", "ddp_options", "is_sharded", "unwrap", "wrapped"]
 
@@ -85,11 +85,10 @@ def _warn_of_long_limit(ddp: DistributedDataParallel, timeout_s: float) -> None:
     except (AttributeError, RuntimeError, StopIteration):
         return
     if limit_s > timeout_s:
-        warnings.warn(
+        warn(
             f"the DistributedDataParallel that session.prepare was given reduces in a process group with a limit of "
             f"{limit_s:g} s, so a dead rank is noticed that late there, not after collective_timeout_s={timeout_s:g}; "
-            "prepare the bare model, or make the group with dist.new_group(timeout=...)",
-            stacklevel=5,
+            "prepare the bare model, or make the group with dist.new_group(timeout=...)"
         )
 
 

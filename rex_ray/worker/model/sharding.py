@@ -14,7 +14,6 @@ them no more, own times are unknown, and every step is marked as no evidence: sh
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -29,6 +28,7 @@ from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.model.replicas import is_sharded
 from rex_ray.worker.model.weighting import at_end_of_backward
 from rex_ray.worker.tracker import StepTracker
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["ShardedReduction", "refuse_unfit_shards"]
 
@@ -105,10 +105,9 @@ class ShardedReduction:
             _set_limit(process_group, self._limit_s)
         if groups is None:
             self._tracker.evidence.is_timed = False
-            warnings.warn(
+            warn(
                 f"this version of torch ({torch.__version__}) does not let FSDP's waits be told from a rank's own "
-                "time, so shares stay as they are; set them by hand with policy='bsp' and local_batch_sizes",
-                stacklevel=5,
+                "time, so shares stay as they are; set them by hand with policy='bsp' and local_batch_sizes"
             )
             return
         for group in groups:
@@ -192,10 +191,9 @@ def _set_limit(group: dist.ProcessGroup, limit_s: float) -> None:
     """Limit a group's collectives; where this version of torch has no way to, its own limit stays, and is said."""
     set_timeout = getattr(dist, "set_timeout", None) or getattr(dist.distributed_c10d, "_set_pg_timeout", None)
     if set_timeout is None:
-        warnings.warn(
+        warn(
             f"this version of torch ({torch.__version__}) sets no limit of a process group that exists, so a dead rank "
-            "is noticed as late as the group of fully_shard's mesh allows",
-            stacklevel=6,
+            "is noticed as late as the group of fully_shard's mesh allows"
         )
         return
     set_timeout(timedelta(seconds=limit_s), group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from rex_ray.worker.model.model_side import ModelSide
 from rex_ray.worker.saving import state
 from rex_ray.worker.saving.learnt_limits import LearntLimits
 from rex_ray.worker.tracker import StepTracker
+from rex_ray.worker.user_warning import warn
 
 __all__ = ["Collector"]
 
@@ -124,16 +124,12 @@ class Collector:
         lost, afresh = self._untold - self._registered.keys(), self._registered.keys() - self._untold
         self._untold = None
         if lost:
-            warnings.warn(
+            warn(
                 f"the save that training resumed from holds {_quoted(lost)}, which nobody took up: later saves are "
-                "without it. Register it again (session.register, session.prepare), or have it deliberately gone",
-                stacklevel=4,
+                "without it. Register it again (session.register, session.prepare), or have it deliberately gone"
             )
         if afresh:
-            warnings.warn(
-                f"the save that training resumed from holds no {_quoted(afresh)}, which began afresh",
-                stacklevel=4,
-            )
+            warn(f"the save that training resumed from holds no {_quoted(afresh)}, which began afresh")
 
 
 def _quoted(names: Collection[str]) -> str:

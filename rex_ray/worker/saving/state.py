@@ -6,7 +6,6 @@ the data is (epoch, cursor): a group of any size can go on from it.
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict, deque
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rex_ray.worker.data.sampler import Position
 from rex_ray.worker.model.replicas import is_sharded, unwrap
 from rex_ray.worker.saving.overruled import in_words, refuse_other_kind, settings_of
 from rex_ray.worker.saving.sharded_state import ShardedModel, ShardedOptimizer
+from rex_ray.worker.user_warning import warn
 
 __all__ = [
     "Prepared",
@@ -105,7 +105,7 @@ def load_part(name: str, part: Stateful, saved: Any) -> None:
             "code that made the save, or give the run another name to begin anew"
         ) from error
     if (told := in_words(name, given, then)) is not None:
-        warnings.warn(told, stacklevel=5)
+        warn(told)
 
 
 def save_position(position: Position, dataset_size: int | None, seed: int) -> dict[str, Any]:
@@ -143,9 +143,7 @@ def check_same_data(state: Mapping[str, Any], position: Position, num_rows: int 
             f"the save was made with {then} and this one has {now}; resume with the same data, or start a new run"
         )
     if seed != asked_seed:
-        warnings.warn(
-            f"seed={asked_seed} is without effect: the resumed run's orders are drawn from {seed}", stacklevel=4
-        )
+        warn(f"seed={asked_seed} is without effect: the resumed run's orders are drawn from {seed}")
 
 
 def save_allocation(allocation: Allocation | None, devices: Sequence[str] = ()) -> dict[str, Any] | None:
@@ -200,11 +198,10 @@ def tell_other_batch(state: Mapping[str, Any], reference_batch: int, resumed: Al
     """
     began = state.get("reference_batch")
     if began is not None and began != reference_batch and resumed is not None:
-        warnings.warn(
+        warn(
             f"global_batch_size={reference_batch} differs from the {began} rows that this run began with: it goes on "
             f"with the {resumed.global_batch_size} rows of its save, and its schedules count steps of "
-            f"{reference_batch} rows from here on; give the run another name to begin anew",
-            stacklevel=4,
+            f"{reference_batch} rows from here on; give the run another name to begin anew"
         )
 
 
