@@ -67,11 +67,17 @@ def problems_of(values: Mapping[str, Any]) -> tuple[Problem, ...]:
     return tuple(found)
 
 
-def _whole(at_least: int) -> _Rule:
+_MOST_COUNTED = 2**31 - 1
+_MOST_SEED = 2**63 - 1
+_MOST_S = 1e9
+"""31 years: sockets and clocks count nanoseconds in 64 bits, which overflow at ten times as much."""
+
+
+def _whole(at_least: int, at_most: int = _MOST_COUNTED) -> _Rule:
     def judge(name: str, value: Any) -> str | None:
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             return f"{name} must be a whole number of at least {at_least}, got {value!r}"
-        return None
+        return None if value <= at_most else f"{name} must be at most {at_most}, got {value}"
 
     return judge
 
@@ -82,7 +88,7 @@ def _seconds(*, zero_allowed: bool) -> _Rule:
     def judge(name: str, value: Any) -> str | None:
         if not _is_finite_number(value) or value < 0 or (value == 0 and not zero_allowed):
             return f"{name} must be {limit} seconds, and finite, got {value!r}"
-        return None
+        return None if value <= _MOST_S else f"{name} must be at most {_MOST_S:g} seconds, got {value!r}"
 
     return judge
 
@@ -138,7 +144,7 @@ RULES: Mapping[str, _Rule] = {
     "max_global_batch_size": _if_given(_whole(1)),
     "policy_options": _options,
     "mode": _one_of(get_args(Mode)),
-    "seed": _whole(0),
+    "seed": _whole(0, _MOST_SEED),
     "device_label": _label,
     "control_interval_steps": _whole(1),
     "norm_interval_steps": _if_given(_whole(0)),

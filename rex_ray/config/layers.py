@@ -24,6 +24,7 @@ RESERVED = frozenset({"REX_RAY_CONTROL_ADDRESS", "REX_RAY_DEVICE"})
 """Variables of ours that are none of the configuration: they tell a process of a group where it is."""
 
 _NESTED = "__"
+_MOST_UNKNOWN = 10
 _OPTIONS = "policy_options"
 
 
@@ -72,11 +73,21 @@ class Layers:
             origins: where each of them comes from, where that is finer than ``origin``.
             origin: in words; empty where the value itself says enough.
         """
+        unknown = [key for key in values if key not in RULES]
+        for key in unknown[:_MOST_UNKNOWN]:
+            hint = nearest_name_hint(str(key), RULES)
+            hint = "" if any(problem.endswith(hint) for problem in self.problems) else hint  # the list of all, once
+            where = (origins or {}).get((str(key),), origin)
+            self.problems.append(_placed(where, f"unknown key {key!r} in the configuration{hint}"))
+        if len(unknown) > _MOST_UNKNOWN:
+            self.problems.append(
+                _placed(
+                    origin, f"{len(unknown) - _MOST_UNKNOWN} more unknown keys: is this a configuration of RexConfig?"
+                )
+            )
         for key, value in values.items():
             where = (origins or {}).get((str(key),), origin)
             if key not in RULES:
-                hint = nearest_name_hint(str(key), RULES)
-                self.problems.append(_placed(where, f"unknown key {key!r} in the configuration{hint}"))
                 continue
             self._set(key, value, where)
             if isinstance(value, Mapping):

@@ -160,3 +160,14 @@ def test_no_other_variable_bears_the_prefix_of_the_configuration() -> None:
     keys = {f"REX_RAY_{name.upper()}" for name in FIELDS}
     assert {name for name in named if name.partition("__")[0] not in keys} == RESERVED
     RexConfig.load(environ=dict.fromkeys(RESERVED, "here"), global_batch_size=64)
+
+
+def test_a_file_of_another_kind_is_not_echoed_whole(tmp_path: Path) -> None:
+    other = tmp_path / "compose.yaml"
+    other.write_text("".join(f"service{number}: x\n" for number in range(40)))
+    with pytest.raises(ConfigError) as caught:
+        RexConfig.from_yaml(other)
+    said = str(caught.value)
+    assert len(said.splitlines()) == 10 + 1 + 1
+    assert said.count("(known: ") == 1
+    assert f"{other}: 30 more unknown keys: is this a configuration of RexConfig?" in said

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import zlib
 from pathlib import Path
 
 import pytest
 
+from rex_ray.control.codec import CodecError
 from rex_ray.control.step_files import MAGIC, SNAPSHOT, pack_record, payload_at, places
 from rex_ray.core.errors import ConfigError
 from rex_ray.report.page.html import render_html
@@ -41,6 +43,25 @@ def test_a_folder_without_a_journal_says_what_is_looked_for(tmp_path: Path) -> N
         find_journal(tmp_path)
     with pytest.raises(ConfigError, match="is no folder"):
         find_journal(tmp_path / "missing")
+
+
+def test_a_damaged_journal_is_named_among_many(recorded_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(recorded_run, tmp_path / "one")
+    lines = tmp_path / "one" / "rex_ray" / "journal" / "events.jsonl"
+    lines.write_bytes(lines.read_bytes().replace(b'"seed":1', b'"seed":2'))
+    with pytest.raises(CodecError, match=r"one/rex_ray/journal: events.jsonl is damaged: line 1"):
+        load_journal(tmp_path / "one")
+    lines.write_bytes(b"")
+    with pytest.raises(CodecError, match=r"one/rex_ray/journal: events.jsonl holds no header"):
+        load_journal(tmp_path / "one")
+
+
+def test_a_name_that_is_no_text_can_be_written_into_a_page(recorded_run: Path, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"bad\xff<b>")
+    shutil.copytree(recorded_run, odd)
+    run = load_run(odd)
+    assert run.name == "bad\\xff<b>"
+    assert "bad\\xff&lt;b&gt;" in render_html(run).encode().decode()
 
 
 def test_a_recorded_run_is_read_whole(recorded_run: Path) -> None:

@@ -40,6 +40,9 @@ from rex_ray.policies.registry import policy_names
         ({"global_batch_size": 64, "local_batch_multiple": 0}, ["local_batch_multiple", "at least 1"]),
         ({"global_batch_size": 60, "local_batch_multiple": 8}, ["60", "local_batch_multiple=8", "56 or 64 rows"]),
         ({"global_batch_size": 4, "local_batch_multiple": 8}, ["use 8 rows"]),
+        ({"global_batch_size": 10**26}, ["global_batch_size must be at most 2147483647", str(10**26)]),
+        ({"global_batch_size": 64, "seed": 2**63}, ["seed must be at most 9223372036854775807"]),
+        ({"global_batch_size": 64, "collective_timeout_s": 1e10}, ["must be at most 1e+09 seconds", "10000000000.0"]),
         ({"global_batch_size": 64, "device_label": ""}, ["device_label", "ray.io/accelerator-type"]),
     ],
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
+from rex_ray.control.codec import CodecError
 from rex_ray.control.events import GroupStarted
 from rex_ray.control.journal import EVENTS_FILE, Journal
 from rex_ray.control.reading import read_journal
@@ -40,11 +42,14 @@ def find_journal(run: Path) -> Path:
 
 
 def run_name(journal_dir: Path) -> str:
-    """Return the run's name, that of its storage folder; an earlier journal that stepped aside is told apart."""
+    """Return the run's name, that of its storage folder; an earlier journal that stepped aside is told apart.
+
+    It goes into pages and documents, so bytes of a folder's name that are no text are shown as their numbers.
+    """
     folder = journal_dir.resolve()
     if folder.parent.name != "rex_ray":
-        return folder.name
-    name = folder.parent.parent.name
+        return _as_text(folder.name)
+    name = _as_text(folder.parent.parent.name)
     return name if folder.name == "journal" else f"{name} ({folder.name})"
 
 
@@ -52,10 +57,18 @@ def load_journal(run: Path) -> Journal:
     """Read a run's journal; see ``find_journal`` for what ``run`` may be.
 
     Raises:
-        ConfigError: no journal is found.
-        CodecError: it is damaged, or newer than this rex_ray.
+        ConfigError: no journal is found, or it may not be read.
+        CodecError: it is damaged, or newer than this rex_ray; names the folder.
     """
-    return read_journal({path.name: path.read_bytes() for path in find_journal(run).iterdir() if path.is_file()})
+    folder = find_journal(run)
+    try:
+        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    except OSError as error:
+        raise ConfigError(f"cannot read the journal {folder}: {error.strerror}") from error
+    try:
+        return read_journal(files)
+    except CodecError as error:
+        raise CodecError(f"{folder}: {error}") from error
 
 
 def load_run(run: Path) -> RunData:
@@ -67,6 +80,10 @@ def run_of(run: Path, journal: Journal) -> RunData:
     """Return the run that a journal tells of, named after the folder that it was read from."""
     data = build_run(run_name(find_journal(run)), journal.header.policy, _settings(journal), journal.entries)
     return replace(data, notices=data.notices + tuple(f"not read: {what}" for what in journal.ignored))
+
+
+def _as_text(name: str) -> str:
+    return os.fsencode(name).decode("utf-8", errors="backslashreplace")
 
 
 def _settings(journal: Journal) -> dict[str, str]:
