@@ -14,6 +14,7 @@ from rex_ray.core.errors import ConfigError, nearest_name_hint
 __all__ = ["check_elastic", "check_scaling", "resources_per_worker", "selector_per_worker"]
 
 _STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_HALF: Final = 0.5
 _SPREAD_OUT: Final = "STRICT_SPREAD"
 
 
@@ -94,11 +95,14 @@ def _check_resources(scaling: ScalingConfig) -> None:
 
 
 def _check_whole_gpus(scaling: ScalingConfig, backend: str | None) -> None:
-    """Two processes on one card cannot meet in an all-reduce of NCCL's, which finds it out late and says little."""
+    """Two processes on one card cannot meet in an all-reduce of NCCL's, which finds it out late and says little.
+
+    Ray packs fractions onto as few cards as hold them; two of more than a half each never share one.
+    """
     gpus = resources_per_worker(scaling).get("GPU", 0.0)
     if gpus > 1 and gpus != int(gpus):
         raise ConfigError(f"{gpus:g} GPUs per worker: more than one must be a whole number, as Ray counts them")
-    shares_a_card = 0 < gpus < 1 and scaling.max_workers > 1 and scaling.placement_strategy != _SPREAD_OUT
+    shares_a_card = 0 < gpus <= _HALF and scaling.max_workers > 1 and scaling.placement_strategy != _SPREAD_OUT
     if shares_a_card and backend != "gloo":
         raise ConfigError(
             f"{gpus:g} GPU for each of {scaling.max_workers} workers puts several on one card, where NCCL cannot "

@@ -192,3 +192,10 @@ def test_the_command_is_one_that_the_workload_takes(where: str, job: dict[str, A
     options = checked(parser, [word if word != "/mnt/shared/runs" else "s3://bucket/runs" for word in words[3:]])
     assert (options.min_workers, options.num_workers, options.label_selector) == (2, 4, "in(T4,V100)")
     assert options.placement_timeout_s >= 600  # machines take minutes to start
+
+
+def test_the_image_holds_nothing_that_git_ignores() -> None:
+    # A clone in which `make demo` ran has gigabytes of packages in .venv, which `COPY . ` would take along.
+    left_out = {line.removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    ignored = {line.rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line}
+    assert ignored | {".git"} <= left_out

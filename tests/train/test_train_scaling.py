@@ -50,6 +50,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(asked: dict[str, Any
     [
         ({"use_gpu": True, "resources_per_worker": {"GPU": 0.5}}, "gloo"),
         ({"use_gpu": True, "resources_per_worker": {"GPU": 0.5}, "placement_strategy": "STRICT_SPREAD"}, None),
+        ({"use_gpu": True, "resources_per_worker": {"GPU": 0.6}}, None),
         ({"num_workers": 1, "use_gpu": True, "resources_per_worker": {"GPU": 0.5}}, None),
         ({"use_gpu": True, "resources_per_worker": {"CPU": 0, "GPU": 2}}, None),
         ({"resources_per_worker": {"CPU": 0.5, "memory": 1e9}}, None),
