@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rex_ray.core.errors import ConfigError, RexError
@@ -137,38 +137,13 @@ class Feed:
             )
         check_loader_options(options)
         offer = offered(dataset, end, options)
-        num_rows = offer.num_rows
-        reference = joining.reference_batch(self._options, num_rows, self._values.size)
-        if self._restored is not None:
-            state.check_same_data(self._restored, self._progress.position, num_rows, asked_seed=self._options.seed)
+        reference = joining.reference_batch(self._options, offer.num_rows, self._values.size)
         member = joining.Member(
-            spec=spec, dataset_size=num_rows, ahead=offer.ahead, optimizer=optimizer, stream=offer.stream
+            spec=spec, dataset_size=offer.num_rows, ahead=offer.ahead, optimizer=optimizer, stream=offer.stream
         )
         members = joining.gather_members(self._values, member)
-        self.devices = tuple(member.spec.device for member in members)
-        resumed = None if self._restored is None else state.allocation_of(self._restored, self.devices)
-        if self._restored is not None:
-            state.tell_other_batch(self._restored, reference, resumed)
-        step, multiple = self._progress.position.step, self._options.local_batch_multiple
-        info = joining.group_info(self._generation, members, reference, step, resumed, multiple)
-        self._schedule = Schedule(joining.join(self._values, self._link, info, self._options))
-        self.dataset_size = num_rows
-        self._progress.reference_batch = reference
-        maker = SourceMaker(
-            dataset=dataset,
-            options=options,
-            schedule=self._schedule,
-            values=self._values,
-            collective_timeout_s=self._options.collective_timeout_s,
-            by_tokens=self._options.weight_by == "tokens",
-            tell=self._notices.now,
-        )
-        source: Source
-        if num_rows is not None:
-            source = maker.map_source(num_rows, self.seed)
-        else:
-            saved = None if self._restored is None else self._restored.get("stream")
-            source, self._progress.position = maker.stream_source(members, self._progress.position, saved)
+        self._schedule = self._join(members, offer.num_rows, reference)
+        self._source = source = self._make_source(dataset, offer.num_rows, members, self._schedule, options)
         self._switch = Switch(
             group=self._control,
             link=self._link,
@@ -179,7 +154,6 @@ class Feed:
             save=occasions.save,
             snapshots=occasions.snapshots,
         )
-        self._source = source
         course = Course(
             switch=self._switch,
             tracker=self._tracker,
@@ -190,6 +164,45 @@ class Feed:
         )
         self._loader = TrainLoader(source, course)
         return self._loader
+
+    def _join(self, members: Sequence[joining.Member], num_rows: int | None, reference: int) -> Schedule:
+        """Have the controller know the group, and return the schedule with its first shares."""
+        self.devices = tuple(member.spec.device for member in members)
+        resumed = None
+        if self._restored is not None:
+            state.check_same_data(self._restored, self._progress.position, num_rows, asked_seed=self._options.seed)
+            resumed = state.allocation_of(self._restored, self.devices)
+            state.tell_other_batch(self._restored, reference, resumed)
+        step, multiple = self._progress.position.step, self._options.local_batch_multiple
+        info = joining.group_info(self._generation, members, reference, step, resumed, multiple)
+        schedule = Schedule(joining.join(self._values, self._link, info, self._options))
+        self.dataset_size = num_rows
+        self._progress.reference_batch = reference
+        return schedule
+
+    def _make_source(
+        self,
+        dataset: Any,
+        num_rows: int | None,
+        members: Sequence[joining.Member],
+        schedule: Schedule,
+        options: dict[str, Any],
+    ) -> Source:
+        """Make what batches come from; a stream may have to begin its epoch anew."""
+        maker = SourceMaker(
+            dataset=dataset,
+            options=options,
+            schedule=schedule,
+            values=self._values,
+            collective_timeout_s=self._options.collective_timeout_s,
+            by_tokens=self._options.weight_by == "tokens",
+            tell=self._notices.now,
+        )
+        if num_rows is not None:
+            return maker.map_source(num_rows, self.seed)
+        saved = None if self._restored is None else self._restored.get("stream")
+        source, self._progress.position = maker.stream_source(members, self._progress.position, saved)
+        return source
 
     def save_position(self) -> dict[str, Any]:
         """Return the position in plain values; an epoch's end is the next one's beginning."""
