@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 from ray.train import DataConfig, Result, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.queue import Queue
@@ -28,7 +28,7 @@ from rex_ray.hosting.memory_file import earlier_memory
 from rex_ray.hosting.profile_files import profiles_to_begin_with, read_profiles
 from rex_ray.train.arrow_store import ArrowStore, store_of
 from rex_ray.train.checkpoint_list import put_aside_a_damaged_list
-from rex_ray.train.control_actor import ControlActor
+from rex_ray.train.control_plane import control_plane, wait_for_its_turn
 from rex_ray.train.data_config import DealingDataConfig
 from rex_ray.train.loss_teller import LossTeller
 from rex_ray.train.placement import check_placement, devices_asked_for
@@ -47,9 +47,8 @@ __all__ = ["RexTrainer"]
 
 logger = logging.getLogger("rex_ray")
 
-_START_LIMIT_S = 60.0
+_ANSWER_LIMIT_S = 60.0
 _FINISH_LIMIT_S = 15.0
-_MOST_QUEUED_BATCHES = 10_000
 
 
 class RexTrainer(TorchTrainer):  # type: ignore[misc]
@@ -150,7 +149,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         if control is None:
             return False
         try:
-            is_asked: bool = ray.get(control.request_save.remote(reason), timeout=_START_LIMIT_S)
+            is_asked: bool = ray.get(control.request_save.remote(reason), timeout=_ANSWER_LIMIT_S)
         except RayError as error:
             raise LinkError(f"the control actor could not be asked for a save: {first_line(error)}") from error
         return is_asked
@@ -162,7 +161,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
 
         Raises:
             ConfigError: no Ray cluster answers where one is said to be, no node meets the label selector within
-                ``placement_timeout_s``, or the run's storage cannot be used.
+                ``placement_timeout_s``, the run's storage cannot be used, or another driver trains under its name.
             ray.train.TrainingFailedError: a worker failed more often than ``FailureConfig`` allows, or with one and the
                 same ConfigError twice in a row.
         """
@@ -172,6 +171,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         own = self.run_config
         store = store_of(own.storage_path, own.storage_filesystem, str(own.name))
         check_storage(store)
+        wait_for_its_turn(store)
         put_aside_a_damaged_list(store)
         run_id = uuid.uuid4().hex[:12]
         waits = quick_restarts(self.scaling_config, own.failure_config)
@@ -195,7 +195,7 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _controlled(self, run_id: str, store: ArrowStore) -> Iterator[tuple[Any, Queue]]:
-        """Have a control actor and its queue, both on the driver's node and both owned by the driver.
+        """Have a control actor and its queue, with what earlier runs learnt, and end the journal.
 
         Raises:
             LinkError: the control actor did not start within the limit.
@@ -205,34 +205,19 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         learnt = profiles_to_begin_with(self.rex_config.learn_from, self.run_dir, elsewhere)
         memory = earlier_memory(self.run_dir, elsewhere) if self.rex_config.learn_from is None else None
         self._journal_dir = new_journal_dir(self.run_dir)
-        here = {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
+        plane = control_plane(self.rex_config, run_id, store, self._journal_dir, learnt, elsewhere, memory)
         reason = "interrupted"
-        with contextlib.ExitStack() as stack:
-            queue_name = f"rex_ray-queue-{run_id}"
-            # It may be lost with what it holds, and comes back empty.
-            queue = Queue(_MOST_QUEUED_BATCHES, actor_options={"name": queue_name, "max_restarts": -1, **here})
-            stack.callback(_kill, queue.actor)
-            control = (
-                ray.remote(ControlActor)
-                .options(name=f"rex_ray-control-{run_id}", max_restarts=-1, max_concurrency=100, **here)
-                .remote(self.rex_config, queue_name, str(self._journal_dir), learnt, elsewhere, memory)
-            )
-            stack.callback(_kill, control)
+        with plane as (control, queue), watched(control, self._watchers, self._run_info(run_id)):
             try:
-                ray.get(control.status.remote(), timeout=_START_LIMIT_S)
-            except GetTimeoutError:
-                raise LinkError(f"the control actor did not start within {_START_LIMIT_S:g} s") from None
-            with watched(control, self._watchers, self._run_info(run_id)):
-                try:
-                    self._control = control
-                    yield control, queue
-                    reason = "finished"
-                except Exception as error:
-                    reason = f"failed: {first_line(error)}"
-                    raise
-                finally:
-                    self._control = None
-                    self._finish(control, reason)
+                self._control = control
+                yield control, queue
+                reason = "finished"
+            except Exception as error:
+                reason = f"failed: {first_line(error)}"
+                raise
+            finally:
+                self._control = None
+                self._finish(control, reason)
 
     def _run_info(self, run_id: str) -> RunInfo:
         return RunInfo(
@@ -251,11 +236,6 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             logger.warning(
                 "the control actor did not end the journal (%s); it lacks its last seconds", first_line(error)
             )
-
-
-def _kill(actor: Any) -> None:
-    with contextlib.suppress(RayError):  # it, or the whole cluster, may be gone already
-        ray.kill(actor, no_restart=True)
 
 
 @contextlib.contextmanager
