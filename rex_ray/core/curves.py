@@ -98,10 +98,10 @@ def _invert(knot_rows: FloatArray, knot_s: FloatArray, level: FloatArray) -> Flo
 def fit_curve(num_rows: npt.ArrayLike, own_s: npt.ArrayLike, counts: npt.ArrayLike) -> StepTimeCurve:
     """Fit a curve to one time per distinct size.
 
-    By the number ``k`` of sizes: one gives ``t1 (0.3 + 0.7 b / b1)``; two a non-negative straight line; three or
-    more with a span of at least 1.5 a convex chain of non-negative hinges, or, where that misses the points by
-    clearly more than their noise (tile steps, a host-bound start), isotonic values joined by a monotone cubic
-    (PCHIP); a smaller span a non-negative straight line.
+    By the number ``k`` of sizes: one gives ``t1 (0.3 + 0.7 b / b1)``; two, or a span of less than 1.5, a non-negative
+    straight line; more a convex chain of non-negative hinges. Where that misses the points by clearly more than their
+    noise (tile steps, a host-bound start, a memory that spills), it is isotonic values joined by a monotone cubic
+    (PCHIP); in the first case only if those do not.
 
     Args:
         num_rows: distinct positive sizes, increasing, shape ``[k]``, ``k >= 1``.
@@ -114,14 +114,13 @@ def fit_curve(num_rows: npt.ArrayLike, own_s: npt.ArrayLike, counts: npt.ArrayLi
     b = np.asarray(num_rows, dtype=np.float64)
     t = np.asarray(own_s, dtype=np.float64)
     weight = np.minimum(np.asarray(counts, dtype=np.float64), _MAX_WEIGHT)
-    if b.size >= 3 and b[-1] / b[0] >= MIN_SPAN:
-        knots = _fit_hinges(b, t, weight, b[:-1])
-        tolerance = 0.01 + 2.0 * _SAMPLE_SD / np.sqrt(weight)
-        misfit = (np.interp(b, *knots) / t - 1.0) / tolerance
-        if math.sqrt(float(np.mean(misfit**2))) > 1.0:
-            knots = _fit_monotone(b, t, weight)
-    else:
-        knots = _fit_hinges(b, t, weight, b[:0])
+    bends = b[:-1] if b.size >= 3 and b[-1] / b[0] >= MIN_SPAN else b[:0]
+    knots = _fit_hinges(b, t, weight, bends)
+    if b.size >= 2 and _misfit(knots, b, t, weight) > 1.0:
+        monotone = _fit_monotone(b, t, weight)
+        # Times that fall with the rows are a change of speed or noise: over a small span a line is the better guess.
+        if bends.size or _misfit(monotone, b, t, weight) <= 1.0:
+            knots = monotone
     rows, seconds = knots
     # Positive even where the fit puts everything into the slope: no step is free.
     seconds = np.maximum.accumulate(np.maximum(seconds, 1e-3 * t.min()))
@@ -130,6 +129,12 @@ def fit_curve(num_rows: npt.ArrayLike, own_s: npt.ArrayLike, counts: npt.ArrayLi
         knot_s=read_only(seconds, np.float64),
         max_trusted_rows=int(EXTRAPOLATION * b[-1]),
     )
+
+
+def _misfit(knots: tuple[FloatArray, FloatArray], b: FloatArray, t: FloatArray, weight: FloatArray) -> float:
+    """Return by how much a chain misses the times, in root mean square of what their noise explains."""
+    tolerance = 0.01 + 2.0 * _SAMPLE_SD / np.sqrt(weight)
+    return math.sqrt(float(np.mean(((np.interp(b, *knots) / t - 1.0) / tolerance) ** 2)))
 
 
 def _fit_hinges(b: FloatArray, t: FloatArray, weight: FloatArray, bends: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -14,12 +14,14 @@ import numpy as np
 
 from rex_ray.core.curves import FIXED_SHARE, StepTimeCurve, fit_curve
 from rex_ray.core.median import median
-from rex_ray.core.types import FloatArray, IntArray, LearntShape, read_only
+from rex_ray.core.types import BoolArray, FloatArray, IntArray, LearntShape, read_only
 
 __all__ = ["KindFit", "LearntShape", "SizeMedians", "distinct_sizes", "fit_kind"]
 
 # Sizes within 5 % say nothing about a slope: 1 % of noise on each would swing it by half its range.
 _SAME_SIZE = 1.05
+# Unless one worker's own times at them differ by more than noise and rows explain: a memory that spills between them.
+_OTHER_TIME = np.log(1.5)
 _MAX_SIZES = 8
 # Relative sd before any data: of one sample, of a worker's scale, and of the elasticity dlog t / dlog b.
 _SAMPLE_SD, _SCALE_SD, _ELASTICITY_SD = 0.04, 0.3, 0.3
@@ -105,8 +107,15 @@ class KindFit:
         )
 
 
-def distinct_sizes(num_rows: FloatArray, weight: FloatArray) -> tuple[FloatArray, IntArray]:
+def distinct_sizes(
+    num_rows: FloatArray, weight: FloatArray, apart: frozenset[float] = frozenset()
+) -> tuple[FloatArray, IntArray]:
     """Group sizes that are nearly the same, into 8 groups at most.
+
+    Args:
+        num_rows: size of each entry, shape ``[e]``.
+        weight: samples that it counts for, shape ``[e]``.
+        apart: sizes that are not the same as the next smaller one, however near.
 
     Returns:
         The groups' weighted mean sizes, increasing, shape ``[k]``, and each entry's group, shape ``[e]``.
@@ -116,7 +125,7 @@ def distinct_sizes(num_rows: FloatArray, weight: FloatArray) -> tuple[FloatArray
     sizes, entry_size = np.unique(num_rows, return_inverse=True)
     groups: list[list[int]] = []
     for index, size in enumerate(sizes):
-        if groups and size <= _SAME_SIZE * sizes[groups[-1][0]]:
+        if groups and size <= _SAME_SIZE * sizes[groups[-1][0]] and float(size) not in apart:
             groups[-1].append(index)
         else:
             groups.append([index])
@@ -134,12 +143,15 @@ def fit_kind(evidence: SizeMedians) -> KindFit | None:
     """Fit one kind's shape and scales; None without evidence."""
     if evidence.num_rows.size == 0:
         return None
-    centres, group = distinct_sizes(evidence.num_rows, evidence.weight)
+    apart = _apart(evidence)
+    centres, group = distinct_sizes(evidence.num_rows, evidence.weight, apart)
+    begins_apart = group[np.isin(evidence.num_rows, [*apart])]
+    prior = _elasticity_prior(centres, np.isin(np.arange(1, centres.size), begins_apart))
     # Before anything is known, sizes within a group are reduced to its centre along the one-size rule.
     at_entry = FIXED_SHARE + (1 - FIXED_SHARE) * evidence.num_rows / centres[group]
     log_s = evidence.log_s - np.log(at_entry)
     for _ in range(3):
-        log_scales, log_shape = _separate(evidence, log_s, centres, group)
+        log_scales, log_shape = _separate(evidence, log_s, prior, group)
         total: FloatArray = np.bincount(group, weights=evidence.weight).astype(np.float64)
         curve = fit_curve(centres, np.exp(log_shape), total)
         # The fitted curve reduces better than the rule did; with one entry per group there is nothing to reduce.
@@ -156,8 +168,17 @@ def fit_kind(evidence: SizeMedians) -> KindFit | None:
     )
 
 
+def _apart(evidence: SizeMedians) -> frozenset[float]:
+    """Return sizes at which some worker takes a time quite other than at a slightly smaller one."""
+    order = np.lexsort((evidence.num_rows, evidence.who))
+    who, rows, log_s = evidence.who[order], evidence.num_rows[order], evidence.log_s[order]
+    is_near = (np.diff(who) == 0) & (rows[1:] <= _SAME_SIZE * rows[:-1])
+    found = rows[1:][is_near & (np.abs(np.diff(log_s)) > _OTHER_TIME)]
+    return frozenset(found.tolist())
+
+
 def _separate(
-    evidence: SizeMedians, log_s: FloatArray, centres: FloatArray, group: IntArray
+    evidence: SizeMedians, log_s: FloatArray, prior: tuple[FloatArray, FloatArray], group: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Solve ``log_s = scale[who] + shape[group]`` by weighted least squares with weak priors.
 
@@ -165,12 +186,12 @@ def _separate(
         Log scales of the members, shape ``[num_members]``, shrunk to exactly 0 where the evidence is thin, and the
         log shape at the group centres, shape ``[k]``.
     """
-    k, num_who = centres.size, evidence.num_members + 1
+    smooth, smooth_target = prior
+    k, num_who = smooth_target.size, evidence.num_members + 1
     weight = np.zeros((num_who, k))
     np.add.at(weight, (evidence.who, group), evidence.weight)
     weighted_log_s = np.zeros((num_who, k))
     np.add.at(weighted_log_s, (evidence.who, group), evidence.weight * log_s)
-    smooth, smooth_target = _elasticity_prior(centres)
     # Scales are eliminated first: what is left is a k x k system, however many workers there are.
     per_who = weight.sum(axis=1) + (_SAMPLE_SD / _SCALE_SD) ** 2
     normal = np.diag(weight.sum(axis=0)) - weight.T @ (weight / per_who[:, None]) + smooth
@@ -184,11 +205,17 @@ def _separate(
     return scales[: evidence.num_members], shape
 
 
-def _elasticity_prior(centres: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the normal matrix and right side of "neighbouring sizes differ as the one-size rule says"."""
+def _elasticity_prior(centres: FloatArray, is_free: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """Return the normal matrix and right side of "neighbouring sizes differ as the one-size rule says".
+
+    Args:
+        centres: the sizes, shape ``[k]``.
+        is_free: whether that is not to be thought of a size and the next, shape ``[k - 1]``.
+    """
     k = centres.size
     steps = np.diff(np.log(centres))
     precision = (_SAMPLE_SD / (_ELASTICITY_SD * np.maximum(steps, 1e-3))) ** 2
+    precision[is_free] *= 1e-3
     difference = np.diff(np.eye(k), axis=0)
     matrix: FloatArray = difference.T @ (precision[:, None] * difference)
     return matrix, difference.T @ (precision * (1 - FIXED_SHARE) * steps)

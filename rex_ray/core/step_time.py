@@ -20,7 +20,16 @@ import numpy.typing as npt
 from rex_ray.core.changed import changed
 from rex_ray.core.curves import StepTimeCurve
 from rex_ray.core.kind_fit import KindFit, LearntShape, SizeMedians, distinct_sizes, fit_kind
-from rex_ray.core.sample_blocks import BLOCK, WINDOW, compare_blocks, slot_for, whole_blocks
+from rex_ray.core.median import median
+from rex_ray.core.sample_blocks import (
+    BLOCK,
+    LEVEL_BLOCKS,
+    WINDOW,
+    compare_blocks,
+    follow_drift,
+    slot_for,
+    whole_blocks,
+)
 from rex_ray.core.types import FloatArray, IntArray, frozen, read_only
 
 __all__ = ["WINDOW", "LearntShape", "StepTimeBook", "StepTimeCurve"]
@@ -55,7 +64,9 @@ class StepTimeBook:
         counts: samples taken at that size, shape ``[n, MAX_SIZES]``.
         last_seen: value of ``num_observed`` when the size was last run, shape ``[n, MAX_SIZES]``.
         recent_s: ring of the newest samples in seconds, shape ``[n, MAX_SIZES, WINDOW]``.
-        level_s: mean level of each slot's blocks of ``BLOCK`` samples, shape ``[n, MAX_SIZES]``; 0 before the first.
+        level_s: mean level of each slot's first ``LEVEL_BLOCKS`` blocks of ``BLOCK`` samples, shape ``[n, MAX_SIZES]``;
+            0 before the first.
+        newest_s: fading mean of its newest blocks, shape ``[n, MAX_SIZES]``; means nothing where that is 0.
         num_observed: calls of ``observe`` so far that brought a sample.
         learnt: shapes that an earlier worker group left behind.
         run_rows: rows of the newest step if it gave a sample of every rank, shape ``[n]``, else empty.
@@ -70,6 +81,7 @@ class StepTimeBook:
     last_seen: IntArray
     recent_s: FloatArray
     level_s: FloatArray
+    newest_s: FloatArray
     num_observed: int = 0
     learnt: tuple[LearntShape, ...] = ()
     run_rows: IntArray = field(default_factory=lambda: _NO_RUN)
@@ -88,6 +100,7 @@ class StepTimeBook:
             last_seen=frozen(slots.copy()),
             recent_s=frozen(np.zeros((n, MAX_SIZES, WINDOW))),
             level_s=frozen(np.zeros((n, MAX_SIZES))),
+            newest_s=frozen(np.zeros((n, MAX_SIZES))),
         )
 
     def observe(
@@ -135,6 +148,7 @@ class StepTimeBook:
         # What changes at every step is copied at every step, the rest where it changes.
         counts, last_seen, recent = self.counts.copy(), self.last_seen.copy(), self.recent_s.copy()
         sizes, level, scale = self.num_rows, self.level_s, self.applied_scale
+        newest = self.newest_s
         hits = (sizes[ranks] == rows[ranks, None]) & (counts[ranks] > 0)
         slots = hits.argmax(axis=1)
         is_new = ~hits.any(axis=1)
@@ -159,9 +173,18 @@ class StepTimeBook:
             at = ranks[full], slots[full]
             block = (*(index[:, None] for index in at), (seen[full, None] - 1 - np.arange(BLOCK)) % WINDOW)
             level, scale = level.copy(), scale.copy()
-            level[at], factor = compare_blocks(recent[block], level[at], seen[full] // BLOCK)
+            num_blocks = seen[full] // BLOCK
+            level[at], factor = compare_blocks(recent[block], level[at], num_blocks)
             recent[block] /= factor[:, None]
             scale[at[0]] *= factor
+            newest = newest.copy()
+            newest[at] = level[at]
+            if (known := num_blocks > LEVEL_BLOCKS).any():
+                at = at[0][known], at[1][known]
+                block_s = median(recent[block][known], axis=1)
+                newest[at], drift = follow_drift(recent[at], block_s, level[at], self.newest_s[at])
+                recent[at] /= drift[:, None]
+                scale[at[0]] *= drift
         book = StepTimeBook(
             devices=self.devices,
             applied_scale=frozen(scale),
@@ -170,6 +193,7 @@ class StepTimeBook:
             last_seen=frozen(last_seen),
             recent_s=frozen(recent),
             level_s=frozen(level),
+            newest_s=frozen(newest),
             num_observed=self.num_observed + taken,
             learnt=self.learnt,
         )

@@ -6,7 +6,7 @@ The wrapped policy never learns that it was overruled; it sees the old shares ap
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from rex_ray.core.changed import changed
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.observations import AllocationApplied, Observation, StepObserved
 from rex_ray.core.rank_tests import compare_ranks
-from rex_ray.core.types import Allocation, IntArray, Problem, StepFlag, frozen
+from rex_ray.core.types import Allocation, FloatArray, IntArray, Problem, StepFlag, frozen
 from rex_ray.policies.base import ChangeGlobalBatch, Decision, Finding, Keep, Policy, Proposal, Reallocate
 from rex_ray.policies.limits import are_alike
 from rex_ray.policies.patience import is_due
@@ -22,6 +22,9 @@ from rex_ray.policies.patience import is_due
 __all__ = ["RollBack", "RollBackState"]
 
 StateT = TypeVar("StateT")
+
+_ONSET = 3
+"""Steps to either side of a switch that tell whether a rank became slower with it."""
 
 _LONGEST_BAN = 16
 """Times ``ban_steps``; each ban of a run is twice as long as the one before."""
@@ -37,6 +40,7 @@ class RollBackState(Generic[StateT]):
         before: what it ran until the switch that is being judged; None when none is.
         before_us: own times of its last clean steps, ``num_before`` of shape ``[n]``.
         recent_us: own times of the newest clean steps under ``present``, at most ``num_after`` of shape ``[n]``.
+        came_slow: ranks that became slower with the very switch that is being judged, shape ``[n]``; empty: not known.
         trial: shares that a search wants run, and judges by itself.
         condemned: shares that measured worse, until the group has left them.
         condemned_step: newest step at that judgement.
@@ -52,6 +56,7 @@ class RollBackState(Generic[StateT]):
     before: Allocation | None = None
     before_us: tuple[IntArray, ...] = ()
     recent_us: tuple[IntArray, ...] = ()
+    came_slow: tuple[bool, ...] = ()
     trial: tuple[int, ...] | None = None
     condemned: tuple[int, ...] | None = None
     condemned_step: int = 0
@@ -68,8 +73,9 @@ class RollBack(Generic[StateT]):
 
     Judged are the last clean steps before a switch, when the cause of it was already at work, and the first clean
     ones after. Worse is a median of the slowest rank above the old one's by ``min_loss``, in steps that hardly
-    overlap, at a rank that was *given* rows: one that got slower on fewer rows tells of a change from outside, which
-    is the trigger's business. Trials of a search are the search's to judge, and batches the growth's.
+    overlap, unless some rank got slower on no more rows: that tells of a change from outside, which is the trigger's
+    business, if it did not come with the very switch. Trials of a search are the search's to judge, and batches the
+    growth's.
 
     Attributes:
         inner: the policy that proposes.
@@ -132,20 +138,12 @@ class RollBack(Generic[StateT]):
         old, new = state.present, applied.allocation
         if old is not None and old.local_batch_sizes == new.local_batch_sizes:
             return replace(state, present=new)  # another learning rate: the comparison goes on
-        judged = (
-            old is not None
-            and old.global_batch_size == new.global_batch_size
-            and new.local_batch_sizes not in (old.local_batch_sizes, state.trial)
-            and state.condemned is None
-            and len(state.recent_us) >= self.num_before
-        )
         left = state.condemned is not None and new.local_batch_sizes != state.condemned
         ban = self.ban_steps * min(2**state.num_bans, _LONGEST_BAN)
         return replace(
             state,
             present=new,
-            before=old if judged else None,
-            before_us=state.recent_us[-self.num_before :] if judged else (),
+            **self._comparison(state, new.local_batch_sizes),
             recent_us=(),
             trial=None,
             condemned=None if left else state.condemned,
@@ -154,6 +152,27 @@ class RollBack(Generic[StateT]):
             banned_until=applied.step + ban if left else state.banned_until,
             num_bans=state.num_bans + left,
         )
+
+    def _comparison(self, state: RollBackState[StateT], new: tuple[int, ...]) -> dict[str, Any]:
+        """Return what new shares are to be judged against, if at all.
+
+        Shares that were slower from their first step on and were left before they were judged have proved nothing: what
+        comes after them is measured against the shares before them. Else a method that goes on from bad shares to
+        others as bad is never found out.
+        """
+        old, kept = state.present, state.before
+        nothing = {"before": None, "before_us": (), "came_slow": ()}
+        if old is None or state.condemned is not None or new in (state.trial, old.local_batch_sizes):
+            return nothing
+        if old.global_batch_size != sum(new):
+            return nothing
+        if kept is not None and new != kept.local_batch_sizes:
+            came_slow = state.came_slow or self._came_slow(state)
+            if any(came_slow):
+                return {"came_slow": came_slow}
+        if len(state.recent_us) < self.num_before:
+            return nothing
+        return {"before": old, "before_us": state.recent_us[-self.num_before :], "came_slow": ()}
 
     def _is_evidence(self, state: RollBackState[StateT], step: StepObserved) -> bool:
         """Whether a step is clean and has the present shares' rows."""
@@ -169,9 +188,15 @@ class RollBack(Generic[StateT]):
         old_us, new_us = np.array(state.before_us).max(axis=1), recent.max(axis=1)
         loss = float(np.median(new_us) / max(1.0, float(np.median(old_us)))) - 1.0
         delta = float(compare_ranks([new_us], [old_us]).cliffs_delta[0])
-        slowest = int(np.argmax(np.median(recent, axis=0)))
-        given = state.present.local_batch_sizes[slowest] - before.local_batch_sizes[slowest]
-        evidence = {"loss": loss, "effect": delta, "num_samples": float(len(recent)), "rows_given": float(given)}
+        ranks = np.median(recent, axis=0)
+        slowest = int(np.argmax(ranks))
+        given = np.subtract(state.present.local_batch_sizes, before.local_batch_sizes)
+        evidence = {
+            "loss": loss,
+            "effect": delta,
+            "num_samples": float(len(recent)),
+            "rows_given": float(given[slowest]),
+        }
         judged = replace(state, before=None, before_us=())
         if loss <= self.min_loss or delta < self.min_delta:
             return judged, Finding(
@@ -180,16 +205,38 @@ class RollBack(Generic[StateT]):
                 reason=f"the new shares take {1 + loss:.3f} times as long as the old ones",
                 evidence=evidence,
             )
-        if given <= 0:
+        changed_speed = self._changed_speed(state, ranks, given)
+        if changed_speed is not None:
             return judged, Finding(
                 part="split",
                 verdict="speed changed meanwhile",
-                reason=f"steps take {1 + loss:.3f} times as long, but rank {slowest} got slower on no more rows",
+                reason=f"steps take {1 + loss:.3f} times as long, but rank {changed_speed} got slower on no more rows",
                 evidence=evidence,
             )
         # `before` stays: it is what to go back to.
         condemned = state.present.local_batch_sizes
         return replace(state, condemned=condemned, condemned_step=state.newest_step, evidence=evidence), None
+
+    def _changed_speed(self, state: RollBackState[StateT], median_us: FloatArray, given: IntArray) -> int | None:
+        """Return a rank that got slower on no more rows, and not with the switch itself; None if there is none.
+
+        One that was slower from the very first step under the new shares on is no such rank: some sizes are slow ones,
+        as those that are no multiple of a kernel's tile. If it was a coincidence, the old shares will say so.
+        """
+        old_us = np.median(np.array(state.before_us), axis=0)
+        came_slow = np.array(state.came_slow or self._came_slow(state))
+        is_slower = (median_us > (1 + self.min_loss) * old_us) & (given <= 0) & ~came_slow
+        return int(np.argmax(np.where(is_slower, median_us, 0))) if is_slower.any() else None
+
+    def _came_slow(self, state: RollBackState[StateT]) -> tuple[bool, ...]:
+        """Say of each rank whether its first steps under new shares were slower than all of its last before them."""
+        first_us, before_us = np.array(state.recent_us[:_ONSET]), np.array(state.before_us)
+        if len(first_us) < _ONSET:
+            return (False,) * len(state.before_us[0])
+        old_us, new_us = np.median(before_us, axis=0), np.median(first_us, axis=0)
+        between_us = np.sqrt(old_us * new_us)
+        is_clean = (first_us.min(axis=0) > between_us) & (before_us[-_ONSET:].max(axis=0) < between_us)
+        return tuple((is_clean & (new_us > (1 + self.min_loss) * old_us)).tolist())
 
     def _is_mere_rate(self, state: RollBackState[StateT], decision: ChangeGlobalBatch) -> bool:
         present = state.present

@@ -29,6 +29,24 @@ def test_d3_predictions_are_positive_finite_and_non_decreasing(table, counts):
     assert (np.diff(times) >= -1e-12 * times[1:]).all()
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 200), st.floats(0.0, 5.0)), min_size=2, max_size=8),
+    st.integers(4, 50),
+)
+def test_times_that_rise_are_met_within_their_noise_however_steeply_they_do(steps, counts):
+    """Also two sizes, and a small span: a line through zero would promise a time that was measured to be another."""
+    rows = np.cumsum([size for size, _ in steps]) + 8
+    times = 0.01 * np.cumsum([1.0, *(rise for _, rise in steps[1:])])
+    curve = fit_curve(rows, times, [counts] * rows.size)
+    missed = curve.predict_s(rows) / times - 1
+    assert np.sqrt(np.mean(missed**2)) <= 0.01 + 0.08 / np.sqrt(counts)
+
+
+def test_times_that_fall_over_a_small_span_are_no_step():
+    line = fit_curve([60, 64], [0.066, 0.048], [30, 30])
+    assert np.ptp(np.diff(line.predict_s(np.array([32, 48, 64, 80])))) < 1e-9
+
+
 def test_d3_asking_for_four_times_the_largest_size_stays_linear():
     curve = fit({8: 1.0, 16: 1.5, 32: 3.1, 64: 6.0})
     assert 20.0 < curve.predict_s(256) < 30.0

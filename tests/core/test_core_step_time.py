@@ -145,6 +145,29 @@ def test_noise_is_no_change_of_scale(noise, seed):
     assert book.applied_scale.tolist() == [1.0] * 4
 
 
+@pytest.mark.parametrize("final", [0.7, 1.5, 2.0])
+def test_a_drift_too_slow_for_any_block_to_show_it_is_one_of_scale(final):
+    """A card that throttles over minutes: its time at the sizes of long ago has changed as well."""
+    workers = cluster(DEDICATED, 3)
+    book, history = balance(workers, 256, plans=3, steps_per_plan=16)
+    book = run_at(book, workers, history[-1], range(100, 400))
+    before = book.curve(0).predict_s(20) / book.curve(1).predict_s(20)
+    for step in range(400, 1900):
+        own_s = [w.own_time_s(step, b) for w, b in zip(workers, history[-1], strict=True)]
+        now = 1 + (final - 1) * min((step - 400) / 1000, 1)
+        book = book.observe(history[-1], [own_s[0] * now, *own_s[1:]])
+    assert book.curve(0).predict_s(20) / book.curve(1).predict_s(20) == pytest.approx(final * before, rel=0.1)
+
+
+def test_two_sizes_of_quite_other_times_are_two_however_near_they_are():
+    book = StepTimeBook.empty(("T4", "T4"))
+    for rows, own_s, steps in ((64, 0.042, 20), (82, 0.153, 12), (79, 0.0495, 200)):
+        for _ in range(steps):
+            book = book.observe([rows, rows], [own_s, own_s])
+    assert book.curve(0).predict_s(79) == pytest.approx(0.0495, rel=0.03)
+    assert book.curve(0).predict_s(82) == pytest.approx(0.153, rel=0.03)
+
+
 def test_what_a_caller_has_rescaled_is_not_found_once_more():
     workers = cluster(DEDICATED, 5)
     book = run_at(StepTimeBook.empty(("T4", "T4", "V100", "V100")), workers, [34, 34, 94, 94], range(40))
@@ -219,7 +242,7 @@ def test_e12_memory_is_bounded_whatever_the_number_of_steps():
 def test_a_book_is_plain_data_and_survives_being_written_as_json():
     book, _ = balance(cluster(DEDICATED, 4), 256, plans=2)
     book = book.carry_over(book.devices).observe([64] * 4, [0.3, 0.3, 0.2, 0.2])
-    arrays = ("applied_scale", "num_rows", "counts", "last_seen", "recent_s", "level_s")
+    arrays = ("applied_scale", "num_rows", "counts", "last_seen", "recent_s", "level_s", "newest_s")
     text = json.dumps({name: getattr(book, name).tolist() for name in arrays})
     loaded = {name: np.array(value) for name, value in json.loads(text).items()}
     restored = StepTimeBook(devices=book.devices, num_observed=book.num_observed, learnt=book.learnt, **loaded)
@@ -295,7 +318,7 @@ def test_a_run_of_equal_steps_is_taken_in_as_one_step_after_the_other(stretches,
                 book, direct = book.rescale(1, 1.7), direct.rescale(1, 1.7)
             step += 1
     settled = book.settled
-    for name in ("applied_scale", "num_rows", "counts", "last_seen", "recent_s", "level_s", "num_observed"):
+    for name in ("applied_scale", "num_rows", "counts", "last_seen", "recent_s", "level_s", "newest_s", "num_observed"):
         assert np.array_equal(getattr(settled, name), getattr(direct, name)), name
     assert book.is_complete == direct.is_complete
     assert [book.num_samples(rank) for rank in (0, 1)] == [direct.num_samples(rank) for rank in (0, 1)]

@@ -99,6 +99,27 @@ def test_a_rank_that_got_slower_on_fewer_rows_condemns_nothing():
     assert [sizes for _, sizes in history] == [OLD, NEW]
 
 
+def test_a_rank_that_is_slower_on_fewer_rows_from_the_first_step_on_condemns_them():
+    # A size that is a slow one, such as no multiple of a kernel's tile: the first rank's 12 rows take longer than 20.
+    def own_us(step, sizes):
+        return [130_000.0 if sizes[0] == 12 else 90_000.0, 100_000.0]
+
+    assert [sizes for _, sizes in plans(Insistent(), own_us, num_steps=60)] == [OLD, NEW, OLD]
+
+
+def test_bad_shares_that_follow_bad_ones_are_judged_against_what_was_before_both():
+    class Wandering(Insistent):
+        def decide(self, state, observation, rng):
+            is_late = isinstance(observation, StepObserved) and observation.step >= 28
+            self.wanted = OTHER if is_late else NEW
+            return super().decide(state, observation, rng)
+
+    def own_us(step, sizes):
+        return [90_000.0, 100_000.0 if tuple(sizes) == OLD else 125_000.0]
+
+    assert [sizes for _, sizes in plans(Wandering(), own_us, num_steps=80)][:4] == [OLD, NEW, OTHER, OLD]
+
+
 def test_a_slowdown_that_the_switch_answers_is_not_held_against_it():
     # Slow before and after: better than the last steps before the switch, worse than the healthy ones.
     def own_us(step, sizes):

@@ -224,6 +224,23 @@ def test_what_the_model_got_wrong_about_a_new_size_is_no_change_of_speed(power, 
     assert moved(power, sizes) == []
 
 
+@pytest.mark.parametrize(("start", "end"), [(64, 66), (66, 64)])
+def test_a_bend_of_the_curve_between_two_sizes_is_no_change_of_speed(start, end):
+    """Beyond 65 rows a step takes 2.5 times as long, from the first step there on and until the last."""
+    state, word = TRIGGER.init(equal_group(4), None), None
+    alarms = []
+    for step, row in enumerate(noise(260, 4, seed=15)):
+        rows = (start if step < 200 else end, 64, 64, 64)
+        version = 1 + (step >= 200)
+        if step == 200:
+            arrived = Allocation(version=2, local_batch_sizes=rows)
+            state = TRIGGER.applied(state, AllocationApplied(allocation=arrived, step=step))
+        own_us = 200_000 * row * [2.5 if mine > 65 else 1.0 for mine in rows]
+        word, state = TRIGGER.observe(state, observed(step, rows, own_us, version=version), Curve(1.0))
+        alarms += [word] if isinstance(word, Alarm) else []
+    assert alarms == []
+
+
 def test_a_worker_that_slows_down_just_as_shares_change_is_noticed_all_the_same():
     (alarm, *more) = moved(1.0, (60, 65, 65, 66), factor=2.0)
     assert set(alarm.factors) == {0}

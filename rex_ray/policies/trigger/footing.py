@@ -29,7 +29,7 @@ from rex_ray.policies.trigger.memory import (
     Watch,
 )
 
-__all__ = ["MOVED", "advance", "rebase"]
+__all__ = ["FIRST", "MOVED", "advance", "meet_curve", "rebase"]
 
 MOVED = math.log(1.1)
 """Change of a rank's rows from which on its time at the new size is the model's word."""
@@ -39,6 +39,9 @@ FIRST = 3
 
 _SAME = math.log(1.15)
 """Speeds within this factor are the same one."""
+
+BEND = math.log(1.5)
+"""Least factor by which a time that changes with a switch has met a bend; a smaller one may be a mild slowdown."""
 
 REACH = math.log(1.25)
 """Sizes up to so far (log) from one that a rank has run are read off its curve, others are guessed."""
@@ -66,6 +69,7 @@ def rebase(state: TriggerState, step: StepObserved, model: Model | None) -> tupl
         visited=frozen(visited),
         unsettled=frozen(np.where(moved, SETTLING, old.unsettled)),
         guess=frozen(guess),
+        given=frozen(np.where(state.watch.suspect | unknown, 0, np.sign(rows - old.sizes))),
         was_falling=frozen(moved & (state.watch.off < 0)),
         since=state.num_clean,
     )
@@ -108,6 +112,29 @@ def advance(
     return footing, changed(watch, recent=frozen(recent))
 
 
+def meet_curve(footing: Footing, watch: Watch, baseline: Baseline, limits: Limits) -> tuple[Footing, Watch]:
+    """Take into the reference what came with the rows and with the very switch; to be asked after ``FIRST`` samples.
+
+    A rank that was given rows and is slower from the first step under them on has met a bend of its curve (a memory
+    that spills, another kernel), and so has one that lost rows and is faster; a change of speed has no reason to begin
+    at that very step. Believed for one, it would rescale the curve at every size, and shares would go to and fro.
+    """
+    residual = watch.recent[-FIRST:, 0] - baseline.centre
+    met = (footing.given != 0) & (residual * footing.given > np.maximum(limits.off, BEND)).all(axis=0)
+    if not met.any():
+        return footing, watch
+    shift = np.where(met, median(residual), 0.0)
+    recent = watch.recent.copy()
+    recent[:, 0] -= shift
+    watch = replace(watch.forget(met), recent=frozen(recent), num_recent=frozen(np.where(met, FIRST, watch.num_recent)))
+    return replace(
+        footing,
+        reference=frozen(footing.reference + shift),
+        unsettled=frozen(np.where(met, SETTLING - FIRST + 1, footing.unsettled)),
+        guess=frozen(np.where(met, 0.0, footing.guess)),
+    ), watch
+
+
 def _afresh(state: TriggerState, step: StepObserved) -> tuple[TriggerState, Footing]:
     """Begin where nothing is known of how the new shares compare with the old ones."""
     n = step.num_rows.size
@@ -119,6 +146,7 @@ def _afresh(state: TriggerState, step: StepObserved) -> tuple[TriggerState, Foot
         visited=frozen(np.zeros((n, NUM_VISITED), dtype=np.int64)),
         unsettled=zeros,
         guess=frozen(np.zeros(n)),
+        given=zeros,
         was_falling=frozen(np.zeros(n, dtype=np.bool_)),
         since=state.num_clean,
     )

@@ -83,6 +83,8 @@ class Footing:
         unsettled: samples still to come before the rank's usual time under these shares is known, shape ``[n]``.
         guess: by how much (log) the expected time may be wrong, where the new size is beyond what the rank has run,
             shape ``[n]``; 0 elsewhere.
+        given: 1 for a rank that was given rows, -1 for one that lost some, 0 for others and for those that were suspect
+            just before, shape ``[n]``.
         was_falling: the rank's last times before the move were too short for the speed that was known, shape ``[n]``.
         since: clean sample from which on the allocation runs.
     """
@@ -93,6 +95,7 @@ class Footing:
     visited: IntArray
     unsettled: IntArray
     guess: FloatArray
+    given: IntArray
     was_falling: BoolArray
     since: int
 

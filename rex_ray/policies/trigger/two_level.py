@@ -19,7 +19,7 @@ from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.types import BoolArray, FloatArray, Problem, StepFlag, frozen
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
-from rex_ray.policies.trigger.footing import advance, rebase
+from rex_ray.policies.trigger.footing import FIRST, advance, meet_curve, rebase
 from rex_ray.policies.trigger.levels import Changes, find_changes, run_lengths, two_level_signs
 from rex_ray.policies.trigger.memory import (
     BLOCK,
@@ -170,6 +170,9 @@ class TwoLevelTrigger:
             is_quiet=watch.is_quiet,
         )
         num_clean = state.num_clean + 1
+        if num_clean - footing.since == FIRST and footing.given.any():
+            footing, watch = meet_curve(footing, watch, baseline, limits)
+            sample = watch.recent[-1, 0]
         if footing.unsettled.any():
             footing, watch = advance(footing, watch, baseline, limits, state.past.level)
             sample = watch.recent[-1, 0]
