@@ -191,7 +191,9 @@ def train_in_single_precision(rank: int) -> tuple[list[int], list[int], torch.Te
             optimizer.zero_grad()
             loss = F.mse_loss(net(inputs.float()), targets.float())
             session.backward(loss * (math.nan if (rank, step) == (1, 2) else 1.0))
-            reduction = session._model_side._reduction
+            prepared = session._model_side._prepared
+            assert prepared is not None
+            reduction = prepared.reduced.replicated
             assert reduction is not None
             if reduction.is_known_finite():
                 known.append(step)
