@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias
 
@@ -25,12 +24,11 @@ from torch import nn
 
 from rex_ray.core.errors import RexError
 from rex_ray.core.types import StepFlag
-from rex_ray.worker.group.last_words import named_ranks
 from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.measuring.probes import DeferredScalar, squared_norm, total_squared_norm
 from rex_ray.worker.model.comm_hook import Reduction
 from rex_ray.worker.model.gradient_looks import is_finite, largest_entry, local_part, reads_late
-from rex_ray.worker.model.listing import listed
+from rex_ray.worker.model.origins import Finding, Origins, Signs, signs_of
 from rex_ray.worker.notices import Notices
 from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
@@ -52,30 +50,15 @@ class _Doubt:
 
     Attributes:
         step: which one.
-        signs: what this rank's own part looked like: its loss, the gradient of its outputs, of its parameters.
+        signs: what this rank's own part looked like.
         size: largest entry of the reduced gradient; under a scaler, the scale after the step.
         scale: under a scaler, the scale that the step ran with.
     """
 
     step: int
-    signs: tuple[torch.Tensor | None, ...]
+    signs: Signs
     size: DeferredScalar
     scale: DeferredScalar | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Finding:
-    """Whose fault a step was, as all ranks know it.
-
-    Attributes:
-        step: which one.
-        text: what was found, in half a sentence.
-        own: this rank tells the journal: it was its fault, or nobody's and it is rank 0.
-    """
-
-    step: int
-    text: str
-    own: bool
 
 
 class NonFiniteGuard:
@@ -103,8 +86,8 @@ class NonFiniteGuard:
         sharded: bool = False,
     ) -> None:
         self._tracker = tracker
-        self._notices = notices
         self._group = group
+        self._origins = Origins(tracker=tracker, notices=notices, group=group)
         self._policy = policy
         self._parameters = list(model.named_parameters())
         self._reduction = reduction
@@ -131,12 +114,12 @@ class NonFiniteGuard:
         if self._policy == "stop" and not self._sharded and reads_late(self._parameters[0][1]):
             if gradients := self._gradients():
                 size = DeferredScalar(largest_entry(gradients))
-                self._doubt(_Doubt(step=step.plan.step, signs=_signs(step), size=size), late=True)
+                self._doubt(_Doubt(step=step.plan.step, signs=signs_of(step), size=size), late=True)
             return
         if not self._is_bad():
             self._num_skipped = 0
             return
-        found = self._find(step.plan.step, _signs(step), self._names_of_bad())
+        found = self._origins.find(step.plan.step, signs_of(step), self._names_of_bad())
         if self._policy == "stop":
             self._stop(found, "nothing was updated")
         self._take_away(optimizer)
@@ -150,7 +133,7 @@ class NonFiniteGuard:
             return
         after = scaler.scale(torch.ones((), device=step.scale.device))
         size, scale = DeferredScalar(after), DeferredScalar(step.scale)
-        doubt = _Doubt(step=step.plan.step, signs=_signs(step), size=size, scale=scale)
+        doubt = _Doubt(step=step.plan.step, signs=signs_of(step), size=size, scale=scale)
         self._doubt(doubt, late=reads_late(after))
 
     def settle(self) -> None:
@@ -218,7 +201,7 @@ class NonFiniteGuard:
             self._judge_scaled(doubt, size, float(doubt.scale.wait()))
         elif self._agreed(not math.isfinite(size)):
             late = "the updates since hold it, and nothing was saved of them"
-            self._stop(self._find(doubt.step, doubt.signs, []), late)
+            self._stop(self._origins.find(doubt.step, doubt.signs, []), late)
 
     def _judge_scaled(self, doubt: _Doubt, after: float, before: float) -> None:
         """A scale that fell tells that the scaler skipped the step, and a loss that is not finite that it had to.
@@ -235,42 +218,20 @@ class NonFiniteGuard:
         if not num_bad and after >= 1.0:
             self._num_skipped += 1  # its daily work
             return
-        found = self._find(doubt.step, doubt.signs, [])
+        found = self._origins.find(doubt.step, doubt.signs, [])
         if self._policy == "stop":
             self._stop(found, f"the gradient scaler skipped the step and is at a scale of {after:g}")
         self._count_skip(found)
 
-    def _find(self, step: int, signs: Sequence[torch.Tensor | None], names: Sequence[str]) -> _Finding:
-        """Ask every rank about its own part, and say whose fault it was."""
-        own = [float(sign is not None and not math.isfinite(float(sign))) for sign in signs]
-        with self._tracker.waiting():
-            flags = self._group.gather(torch.tensor(own), f"whose gradient of step {step} is not finite")
-        found = f"step {step}: the gradient is not finite{f' (in {listed(names)})' if names else ''}"
-        for column, what in enumerate(("the loss", "the gradient of the model's output", "the model's backward pass")):
-            ranks = [rank for rank, row in enumerate(flags.tolist()) if row[column]]
-            if ranks:
-                text = f"{found}, because {what} is not on {named_ranks(ranks)}"
-                return _Finding(step=step, text=text, own=self._group.rank in ranks)
-        text = f"{found}, although the loss of every rank is: it arose in a backward pass, or in the sum over ranks"
-        return _Finding(step=step, text=text, own=self._group.rank == 0)
-
-    def _count_skip(self, found: _Finding) -> None:
+    def _count_skip(self, found: Finding) -> None:
         self._num_skipped += 1
-        self._tell(found, "all ranks left the step out")
+        self._origins.tell(found, "all ranks left the step out")
         if self._num_skipped >= MOST_SKIPPED:
             raise RexError(
                 f"{found.text}. {self._num_skipped} steps in a row were left out, so nothing is learnt any more; look "
                 "for what makes the loss so, in the data of the ranks that the journal names or in too high a rate"
             )
 
-    def _stop(self, found: _Finding, state: str) -> NoReturn:
-        self._tell(found, "all ranks stopped")
+    def _stop(self, found: Finding, state: str) -> NoReturn:
+        self._origins.tell(found, "all ranks stopped")
         raise RexError(f"{found.text}; {state}. Set on_non_finite='skip' to have all ranks leave such a step out")
-
-    def _tell(self, found: _Finding, what_was_done: str) -> None:
-        if found.own:
-            self._notices.incident(found.step, "non_finite", f"{found.text}; {what_was_done}")
-
-
-def _signs(step: StepInHand) -> tuple[torch.Tensor | None, ...]:
-    return step.loss, step.output_sum, step.norms.local_sq

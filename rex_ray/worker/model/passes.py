@@ -5,16 +5,13 @@ nor leave one unfinished. What has happened until a pass runs out of memory deci
 
 - *Before the last pass's forward has passed DDP* nothing has left this rank: all local gradients are thrown away, and
   the share is run anew in smaller passes.
-- *After it* DDP waits for gradients, has taken some, which are complete, and may have sent them already. Only those
-  that are missing are computed again, from the rows of that pass in smaller pieces, beside DDP; handing them to their
-  parameters then lets DDP go on where it stopped.
+- *After it* DDP waits for gradients, and gets those that are missing (``completing``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,20 +19,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rex_ray.core.errors import ConfigError, MemoryExhaustedError
-from rex_ray.core.types import StepFlag
-from rex_ray.worker.model.beside_ddp import (
-    Arrivals,
-    beside_ddp,
-    muted,
-    reason_against_completion,
-    reason_against_passes,
-    with_gradient,
-)
+from rex_ray.core.errors import ConfigError
+from rex_ray.worker.model.attempts import Attempts, Failure
+from rex_ray.worker.model.beside_ddp import Arrivals, with_gradient
 from rex_ray.worker.model.compiling import Hook
+from rex_ray.worker.model.completing import Completion
 from rex_ray.worker.model.generators import GeneratorStates
 from rex_ray.worker.model.microbatch import Gradients
-from rex_ray.worker.model.out_of_memory import free_memory, is_out_of_memory, short
 from rex_ray.worker.model.pass_limit import PassLimit
 from rex_ray.worker.model.replicas import unwrap
 from rex_ray.worker.model.share import CountTokens, LossFunction, Share
@@ -44,25 +34,6 @@ from rex_ray.worker.step import StepInHand
 from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["SharePasses"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Failure:
-    """A pass that ran out of memory.
-
-    Attributes:
-        start: its first row.
-        stop: one past its last row.
-        message: what the error said.
-        arrived: the parameters whose gradients DDP has taken; None where it expects none yet.
-        generators: random states from before the pass.
-    """
-
-    start: int
-    stop: int
-    message: str
-    arrived: frozenset[int] | None
-    generators: GeneratorStates
 
 
 class SharePasses:
@@ -97,10 +68,9 @@ class SharePasses:
         self._gradients = gradients
         self._model = model
         self._limit = limit
-        self._retries = retries
-        self._beyond_retry = beyond_retry
         self._parameters = list(unwrap(model).parameters())
-        self._whole_only = reason_against_passes(model)
+        self._attempts = Attempts(tracker=tracker, model=model, limit=limit, retries=retries, beyond_retry=beyond_retry)
+        self._completion = Completion(attempts=self._attempts, model=model, parameters=self._parameters, limit=limit)
         self._ddp_expects = False
         self.hooks = [Hook(self._after_forward)]
         model.register_forward_hook(self.hooks[0])
@@ -122,16 +92,16 @@ class SharePasses:
         self._has_called_ddp = False
         share = Share(step=step, batch=batch, loss_fn=loss_fn, count_tokens=count_tokens)
         generators = GeneratorStates(self._tracker.device)
-        first_failure: _Failure | None = None
+        first_failure: Failure | None = None
         while True:
             bounds = self._bounds(step)
             failure = self._run_passes(share, bounds)
             if failure is None:
                 break
             first_failure = first_failure or failure
-            self._learn(step, failure)
+            self._attempts.learn(step, failure)
             if failure.arrived is not None:
-                self._complete(share, failure)
+                self._completion.complete(share, failure)
                 break
             self._start_over(step)
             generators.restore()
@@ -157,9 +127,9 @@ class SharePasses:
         self._ddp_expects |= is_ddp and torch.is_grad_enabled() and step is not None and not step.holding
 
     def _bounds(self, step: StepInHand) -> list[int]:
-        return [0, step.num_rows] if self._whole_only is not None else self._limit.bounds(step.num_rows)
+        return [0, step.num_rows] if self._attempts.whole_only is not None else self._limit.bounds(step.num_rows)
 
-    def _run_passes(self, share: Share, bounds: Sequence[int]) -> _Failure | None:
+    def _run_passes(self, share: Share, bounds: Sequence[int]) -> Failure | None:
         """Run every pass, the last one with the reduction; return the first that fails."""
         step, count = share.step, len(bounds) - 1
         if count > 1:
@@ -172,67 +142,16 @@ class SharePasses:
             arrivals = Arrivals(self._parameters if is_last and count > 1 else ())
             with arrivals, nullcontext() if is_last else self._gradients.hold(step):
                 self._ddp_expects = False
-                message = self._attempt(share, start, stop, lambda loss: loss.backward())
+                message = self._attempts.attempt(share, start, stop, lambda loss: loss.backward())
             if message is None:
                 continue
             arrived = None
             if is_last and self._ddp_expects:
                 arrived = arrivals.seen if count > 1 else with_gradient(self._parameters)
-            return _Failure(start=start, stop=stop, message=message, arrived=arrived, generators=generators)
-        return None
-
-    def _attempt(
-        self, share: Share, start: int, stop: int, differentiate: Callable[[torch.Tensor], None]
-    ) -> str | None:
-        """Run one pass; return what the error said if it ran out of memory.
-
-        The error is gone when this returns: its traceback holds every activation of the pass.
-        """
-        step = share.step
-        try:
-            rows = share.rows(start, stop)
-            loss = share.loss_fn(self._model, rows)
-            part, tokens = share.weigh(rows, stop - start)
-            scaler = self._tracker.scaler
-            scaled = loss if part == 1.0 else loss * part
-            scaled = scaled if scaler is None else scaler.scale(scaled)
-            differentiate(scaled)
-            share.note(loss, part, tokens)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            self._refuse_retry(step, stop - start, error)
-            return short(error)
-        finally:
-            step.call_tokens, step.loss_share = None, 1.0
+            return Failure(start=start, stop=stop, message=message, arrived=arrived, generators=generators)
         return None
 
     # --- once a pass has failed
-
-    def _refuse_retry(self, step: StepInHand, num_rows: int, error: Exception) -> None:
-        """Raise where another try would leave the other ranks waiting for ever, or train on something else."""
-        if not self._retries:
-            error.add_note(f"step {step.plan.step}: {num_rows} rows; not tried again, since on_out_of_memory='stop'")
-            raise error
-        reason = self._whole_only
-        if reason is None and self._beyond_retry():
-            reason = "memory ran out inside the reduction itself, or after its last bucket had left"
-        if reason is not None:
-            raise MemoryExhaustedError(
-                f"step {step.plan.step}: out of memory in a pass of {num_rows} rows, which cannot be tried again in "
-                f"place: {reason}; lower global_batch_size ({short(error)})"
-            ) from error
-
-    def _learn(self, step: StepInHand, failure: _Failure) -> None:
-        rows = failure.stop - failure.start
-        free_memory(self._tracker.device)
-        step.flags |= StepFlag.WARM_UP  # its times and norms are of several tries
-        step.norms.sound = False
-        if not self._limit.failed(rows):
-            raise MemoryExhaustedError(
-                f"step {step.plan.step}: out of memory in a pass of {rows} rows, which cannot be cut any smaller: "
-                f"{failure.message}"
-            )
 
     def _start_over(self, step: StepInHand) -> None:
         for parameter in self._parameters:
@@ -243,55 +162,12 @@ class SharePasses:
             # The others broadcast buffers once a step: not again; but where memory ran out before, once is to come.
             self._model.require_forward_param_sync = False
 
-    def _complete(self, share: Share, failure: _Failure) -> None:
-        """Compute the gradients that DDP still waits for, and hand them over."""
-        assert failure.arrived is not None
-        missing = [p for p in self._parameters if p.requires_grad and id(p) not in failure.arrived]
-        reason = reason_against_completion(self._model, missing)
-        if reason is not None:
-            raise MemoryExhaustedError(
-                f"step {share.step.plan.step}: out of memory in a backward pass of {failure.stop - failure.start} rows "
-                f"whose reduction had begun, and it cannot be tried again in place: {reason} ({failure.message})"
-            )
-        failure.generators.restore()
-        with beside_ddp(self._model), muted(missing):
-            gradients = self._gradients_of(missing, share, failure)
-        found = [(p, g) for p, g in zip(missing, gradients, strict=True) if g is not None]
-        # A parameter's own backward pass is the one step that DDP waits for.
-        torch.autograd.backward([p for p, _ in found], [g for _, g in found])
-
-    def _gradients_of(
-        self, parameters: Sequence[nn.Parameter], share: Share, failure: _Failure
-    ) -> list[torch.Tensor | None]:
-        """Return the gradients of the failed pass's rows, computed in pieces that fit."""
-        sums: list[torch.Tensor | None] = [None] * len(parameters)
-
-        def add(loss: torch.Tensor) -> None:
-            pieces = torch.autograd.grad(loss, parameters, allow_unused=True)
-            for index, piece in enumerate(pieces):
-                known = sums[index]
-                sums[index] = piece if known is None else known if piece is None else known + piece
-
-        at = failure.start
-        while at < failure.stop:
-            stop = self._limit.bounds(failure.stop, at)[1]
-            message = self._attempt(share, at, stop, add)
-            if message is None:
-                at = stop
-                continue
-            self._learn(
-                share.step,
-                _Failure(start=at, stop=stop, message=message, arrived=None, generators=failure.generators),
-            )
-        return sums
-
-    def _tell(self, step: StepInHand, failure: _Failure) -> None:
-        rows = failure.stop - failure.start
+    def _tell(self, step: StepInHand, failure: Failure) -> None:
         self._notices.incident(
             step.plan.step,
             "out_of_memory",
-            f"memory ran out in a pass of {rows} rows ({failure.message}); the step was done in place in passes of "
-            f"{self._limit.most} rows at most, and later ones begin so",
+            f"memory ran out in a pass of {failure.num_rows} rows ({failure.message}); the step was done in place in "
+            f"passes of {self._limit.most} rows at most, and later ones begin so",
         )
 
     def _refuse_old_gradients(self, step: StepInHand) -> None:
