@@ -17,6 +17,7 @@ from rex_ray.policies.growth import blocks, health, pace, pool
 from rex_ray.policies.growth import state as growth_state
 from rex_ray.policies.search import state as search_state
 from rex_ray.policies.split import affine, fixed, moving, probing, runs, spline, throughput, windowed
+from rex_ray.policies.trigger import baseline as trigger_baseline
 from rex_ray.policies.trigger import memory as trigger_memory
 
 __all__ = ["CODEC"]
@@ -115,7 +116,7 @@ CODEC = Codec(
         search_state.Vouched,
         seams.BatchPlan,
         seams.Shares,
-        trigger_memory.Baseline,
+        trigger_baseline.Baseline,
         trigger_memory.Footing,
         trigger_memory.Limits,
         trigger_memory.Past,

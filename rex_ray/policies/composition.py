@@ -33,6 +33,7 @@ from rex_ray.policies.limits import equal_shares, known_bounds, resumed_shares
 from rex_ray.policies.patience import PATIENT_STEPS, is_due
 from rex_ray.policies.seams import Alarm, BatchPlan, Growth, Model, SearchPart, SearchView, Split, Trigger
 from rex_ray.policies.split.doubted import DoubtedModel
+from rex_ray.policies.words import advice, because_of, decided, findings_of, found, is_mere_rate, with_rate
 
 __all__ = ["Composition", "CompositionState"]
 
@@ -123,10 +124,10 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
                 return Keep(reason="an allocation was applied"), self._applied(state, observation)
             case SearchResult():
                 answer, search = self.search.answer(state.search, observation, self.split.model(state.split))
-                return self._voice(answer, state), replace(state, search=search)
+                return decided(answer, state.allocation, state.plan, self.advising), replace(state, search=search)
             case TrialRequested():
                 run, search = self.search.trial(state.search, observation, self.split.model(state.split))
-                return self._voice(run, state), replace(state, search=search)
+                return decided(run, state.allocation, state.plan, self.advising), replace(state, search=search)
             case TelemetryGap():
                 return Keep(reason="no complete step for a while: the evidence is old"), state
             case _:
@@ -173,7 +174,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         if isinstance(verdict, Finding):
             findings.append(verdict)
         elif alarm is not None:
-            findings.append(_found(alarm))
+            findings.append(found(alarm))
             if "trigger" in self.advising:
                 alarm = None
             else:
@@ -185,7 +186,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
             findings.append(offer)
         heard = offer if isinstance(offer, Reallocate) else None
         if heard is not None and "split" in self.advising:
-            findings.append(_advice(heard, "split"))
+            findings.append(advice(heard, "split"))
             heard = None
         if heard is not None and alarm is None and (held := self.search.holds(state.search, heard)) is not None:
             findings.append(held)
@@ -201,13 +202,13 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         is_taken_along = heard is not None and after.num_unheeded <= PATIENT_STEPS
         goes_along = (
             change is not None
-            and _is_mere_rate(change, after.allocation)
+            and is_mere_rate(change, after.allocation)
             and (is_taken_along or self.search.busy(search))
         )
         if change is not None and "growth" in self.advising:
-            findings.append(_advice(change, "growth"))
+            findings.append(advice(change, "growth"))
         elif change is not None and is_due_now and not goes_along:
-            return replace(change, findings=(*findings, *_said(sought))), after
+            return replace(change, findings=(*findings, *findings_of(sought))), after
         elif isinstance(batch, Finding):
             findings.append(batch)
         return self._choose(after, heard, sought, alarm, findings, reason), after
@@ -241,18 +242,20 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
         """An alarm's re-split goes first, then a search that is measuring, then the split's own offer."""
         held = self.search.busy(state.search) and alarm is None
         if sought is not None and not isinstance(sought, Finding) and (offer is None or held):
-            decision = self._voice(sought, state)
+            decision = decided(sought, state.allocation, state.plan, self.advising)
             return replace(decision, findings=(*findings, *decision.findings))
-        findings.extend(_said(sought))
+        findings.extend(findings_of(sought))
         if offer is None or held:
             return Keep(reason=reason, findings=tuple(findings))
-        return replace(_because_of(alarm, self._with_lr(offer, state)), findings=tuple(findings))
+        return replace(
+            because_of(alarm, with_rate(offer, state.allocation, state.plan, self.advising)), findings=tuple(findings)
+        )
 
     def _applied(
         self, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT], applied: AllocationApplied
     ) -> CompositionState[GrowthT, SplitT, TriggerT, SearchT]:
         growth = self.growth.applied(state.growth, applied)
-        if state.allocation is not None and _is_mere_rate(applied.allocation, state.allocation):
+        if state.allocation is not None and is_mere_rate(applied.allocation, state.allocation):
             # The same shares run on: what is known of their times stays known.
             return replace(state, growth=growth, allocation=applied.allocation, change=None)
         return replace(
@@ -283,71 +286,7 @@ class Composition(Generic[GrowthT, SplitT, TriggerT, SearchT]):
             evidence=dict(batch.evidence),
         )
 
-    def _voice(
-        self,
-        answer: Reallocate | Search | TellTrial | Finding | str,
-        state: CompositionState[GrowthT, SplitT, TriggerT, SearchT],
-    ) -> Decision:
-        """Turn a search part's answer into a decision, or into advice."""
-        if isinstance(answer, str):
-            return Keep(reason=answer)
-        if isinstance(answer, Finding):
-            return Keep(reason=answer.reason, findings=(answer,))
-        if isinstance(answer, Reallocate):
-            if "search" in self.advising:
-                return Keep(reason=answer.reason, findings=(*answer.findings, _advice(answer, "search")))
-            return self._with_lr(answer, state)
-        return answer
-
-    def _with_lr(self, answer: Reallocate, state: CompositionState[GrowthT, SplitT, TriggerT, SearchT]) -> Reallocate:
-        """A mere re-split leaves the learning rate as it is, or takes along what growth would set it to."""
-        if state.allocation is None:
-            return answer
-        plan, rate = state.plan, state.allocation.lr_factor
-        if plan is not None and plan.global_batch_size == answer.proposal.global_batch_size:
-            rate = rate if "growth" in self.advising else plan.lr_factor
-        return replace(answer, proposal=replace(answer.proposal, lr_factor=rate))
-
 
 def _fits(model: Model | None) -> IntArray | None:
     """Return the most rows per rank that memories are known to hold, shape ``[n]``; None: nothing is known."""
     return None if model is None else model.max_rows()
-
-
-def _is_mere_rate(asked: ChangeGlobalBatch | Allocation, present: Allocation | None) -> bool:
-    """Whether only the learning rate would be another one."""
-    shares = asked.local_batch_sizes if isinstance(asked, Allocation) else asked.proposal.local_batch_sizes
-    return present is not None and shares == present.local_batch_sizes
-
-
-def _because_of(alarm: Alarm | None, decision: Reallocate) -> Reallocate:
-    """Put a trigger's reason and figures beside those of the re-split that it caused."""
-    if alarm is None:
-        return decision
-    return replace(
-        decision,
-        reason=f"{alarm.reason}; {decision.reason}",
-        evidence={**alarm.evidence, **decision.evidence},
-    )
-
-
-def _said(answer: Search | TellTrial | Reallocate | Finding | None) -> tuple[Finding, ...]:
-    """Return a part's findings, which nobody may lose who decides otherwise."""
-    if isinstance(answer, Finding):
-        return (answer,)
-    return answer.findings if answer is not None else ()
-
-
-def _found(alarm: Alarm) -> Finding:
-    return Finding(part="trigger", verdict=alarm.verdict, reason=alarm.reason, evidence=dict(alarm.evidence))
-
-
-def _advice(decision: Reallocate | ChangeGlobalBatch, part: Part) -> Finding:
-    return Finding(
-        part=part,
-        verdict="advises",
-        reason=decision.reason,
-        evidence=decision.evidence,
-        proposal=decision.proposal,
-        predicted_gain=decision.predicted_gain,
-    )

@@ -18,11 +18,11 @@ from rex_ray.core.median import median
 from rex_ray.core.observations import StepObserved
 from rex_ray.core.types import BoolArray, FloatArray, IntArray, frozen
 from rex_ray.policies.seams import Model
+from rex_ray.policies.trigger.baseline import Baseline
 from rex_ray.policies.trigger.memory import (
     NUM_VISITED,
     SETTLING,
     SHORT,
-    Baseline,
     Footing,
     Limits,
     TriggerState,

@@ -9,7 +9,8 @@ import numpy as np
 from rex_ray.core.median import median
 from rex_ray.core.rank_tests import compare_ranks
 from rex_ray.core.types import BoolArray, FloatArray, IntArray
-from rex_ray.policies.trigger.memory import LONG, NUM_BLOCKS, SHORT, Baseline, Limits, TriggerState, Watch
+from rex_ray.policies.trigger.baseline import NUM_BLOCKS, Baseline
+from rex_ray.policies.trigger.memory import LONG, SHORT, Limits, TriggerState, Watch
 
 __all__ = ["Changes", "find_changes", "run_lengths", "two_level_signs"]
 

@@ -19,14 +19,13 @@ from rex_ray.core.observations import AllocationApplied, StepObserved
 from rex_ray.core.types import BoolArray, FloatArray, Problem, StepFlag, frozen
 from rex_ray.policies.base import Finding
 from rex_ray.policies.seams import Alarm, Model
+from rex_ray.policies.trigger.baseline import BLOCK, Baseline
 from rex_ray.policies.trigger.footing import FIRST, advance, meet_curve, rebase
 from rex_ray.policies.trigger.levels import Changes, find_changes, run_lengths, two_level_signs
 from rex_ray.policies.trigger.memory import (
-    BLOCK,
     LONG,
     NUM_RECENT,
     SHORT,
-    Baseline,
     Footing,
     Limits,
     Past,
