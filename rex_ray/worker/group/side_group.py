@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -13,6 +16,10 @@ from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.group.waits import Told
 
 __all__ = ["PendingValues", "SideGroup", "distributed"]
+
+
+# Gloo has two threads a group, each of which is behind with one operation at most.
+_NUM_KEPT: Final = 8
 
 
 def distributed() -> bool:
@@ -69,6 +76,7 @@ class SideGroup:
         self._timeout_s = timeout_s
         self._timeout = timedelta(seconds=timeout_s)
         self._group: Any = None
+        self._recent: deque[dist.Work] = deque(maxlen=_NUM_KEPT)
         self.rank, self.size = 0, 1
         if distributed():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -86,7 +94,7 @@ class SideGroup:
         """Start to send ``values`` of rank 0, or of ``source``, to everyone, and return at once."""
         work = None
         if self._group is not None:
-            work = dist.broadcast(values, src=source, group=self._group, async_op=True)
+            work = self._begun(dist.broadcast(values, src=source, group=self._group, async_op=True))
         return PendingValues(lambda: values, work, self, what)
 
     def broadcast(self, values: torch.Tensor, what: str, source: int = 0) -> torch.Tensor:
@@ -98,7 +106,7 @@ class SideGroup:
         total = values.clone()
         if self._group is not None:
             work = dist.all_reduce(total, op=dist.ReduceOp.SUM, group=self._group, async_op=True)
-            self.wait(work, what)
+            self.wait(self._begun(work), what)
         return total
 
     def gather_later(self, values: torch.Tensor, what: str) -> PendingValues:
@@ -106,7 +114,7 @@ class SideGroup:
         if self._group is None:
             return PendingValues(lambda: torch.stack([values]), None, self, what)
         parts = [torch.empty_like(values) for _ in range(self.size)]
-        work = dist.all_gather(parts, values, group=self._group, async_op=True)
+        work = self._begun(dist.all_gather(parts, values, group=self._group, async_op=True))
         return PendingValues(lambda: torch.stack(parts), work, self, what)
 
     def gather(self, values: torch.Tensor, what: str) -> torch.Tensor:
@@ -117,19 +125,21 @@ class SideGroup:
         """Return every rank's picklable ``value``, in rank order."""
         if self._group is None:
             return [value]
-        values: list[Any] = [None] * self.size
-        with self._told(what):
-            dist.all_gather_object(values, value, group=self._group)
-        return values
+        own = _bytes_of(value)
+        sizes = self.gather(torch.tensor([len(own)]), what).reshape(-1).tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(own)] = own
+        return [_object_of(data[:size]) for data, size in zip(self.gather(padded, what), sizes, strict=True)]
 
     def broadcast_object(self, value: Any, what: str, source: int = 0) -> Any:
         """Return the picklable ``value`` of rank 0, or of ``source``."""
         if self._group is None:
             return value
-        values = [value]
-        with self._told(what):
-            dist.broadcast_object_list(values, src=source, group=self._group)
-        return values[0]
+        data = _bytes_of(value) if self.rank == source else torch.empty(0, dtype=torch.uint8)
+        size = int(self.broadcast(torch.tensor([len(data)]), what, source))
+        if self.rank != source:
+            data = torch.empty(size, dtype=torch.uint8)
+        return _object_of(self.broadcast(data, what, source))
 
     def wait(self, work: dist.Work, what: str, timeout_s: float | None = None) -> None:
         """Wait for an operation of this group.
@@ -146,6 +156,24 @@ class SideGroup:
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
+            self._recent.clear()
+
+    def _begun(self, work: dist.Work) -> dist.Work:
+        """Keep an operation, and with it its tensors, until others have come after it.
+
+        One of gloo's threads lets go of an operation some time after it has ended, and of tensors that nobody else has
+        needs Python's lock for it; ``close`` holds that lock while it waits for this very thread (seen with torch 2.6).
+        """
+        self._recent.append(work)
+        return work
 
     def _told(self, what: str, limit_s: float | None = None) -> Told:
         return self.presence.told(what, self._timeout_s if limit_s is None else limit_s)
+
+
+def _bytes_of(value: Any) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(pickle.dumps(value), dtype=np.uint8).copy())
+
+
+def _object_of(data: torch.Tensor) -> Any:
+    return pickle.loads(data.numpy().tobytes())
