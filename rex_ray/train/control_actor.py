@@ -24,9 +24,12 @@ from rex_ray.train.drains import DrainWatch, draining_nodes
 from rex_ray.train.prometheus import Exporter
 from rex_ray.train.telemetry import first_line
 
-__all__ = ["ControlActor"]
+__all__ = ["NAMESPACE", "ControlActor"]
 
 logger = logging.getLogger("rex_ray")
+
+NAMESPACE: Final = "rex_ray"
+"""Ray's namespace of the queue, whose name every driver is to find; by default each driver has one for itself."""
 
 _DRAIN_S: Final = 0.1
 _QUEUE_WAIT_S: Final = 1.0
@@ -101,7 +104,7 @@ class ControlActor(ControlService):
     async def _queued(self, wait_s: float) -> list[Any]:
         """Return what the Queue holds, a portion at most, after waiting a while for the first batch."""
         if self._queue is None:
-            self._queue = ray.get_actor(self._queue_name)
+            self._queue = ray.get_actor(self._queue_name, namespace=NAMESPACE)
         try:
             batches: list[Any] = [await self._queue.get.remote(wait_s)] if wait_s else []
         except Empty:

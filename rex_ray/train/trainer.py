@@ -28,7 +28,7 @@ from rex_ray.hosting.memory_file import earlier_memory
 from rex_ray.hosting.profile_files import profiles_to_begin_with, read_profiles
 from rex_ray.train.arrow_store import ArrowStore, store_of
 from rex_ray.train.checkpoint_list import put_aside_a_damaged_list
-from rex_ray.train.control_plane import control_plane, wait_for_its_turn
+from rex_ray.train.control_plane import control_of, queue_of
 from rex_ray.train.data_config import DealingDataConfig
 from rex_ray.train.loss_teller import LossTeller
 from rex_ray.train.placement import check_placement, devices_asked_for
@@ -171,8 +171,6 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         own = self.run_config
         store = store_of(own.storage_path, own.storage_filesystem, str(own.name))
         check_storage(store)
-        wait_for_its_turn(store)
-        put_aside_a_damaged_list(store)
         run_id = uuid.uuid4().hex[:12]
         waits = quick_restarts(self.scaling_config, own.failure_config)
         controlled = self._controlled(run_id, store)
@@ -198,16 +196,16 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
         """Have a control actor and its queue, with what earlier runs learnt, and end the journal.
 
         Raises:
+            ConfigError: another driver trains under the run's name and storage.
             LinkError: the control actor did not start within the limit.
         """
         self._status = None
-        elsewhere = None if Path(store.path_of("rex_ray")) == self.run_dir else store
-        learnt = profiles_to_begin_with(self.rex_config.learn_from, self.run_dir, elsewhere)
-        memory = earlier_memory(self.run_dir, elsewhere) if self.rex_config.learn_from is None else None
-        self._journal_dir = new_journal_dir(self.run_dir)
-        plane = control_plane(self.rex_config, run_id, store, self._journal_dir, learnt, elsewhere, memory)
         reason = "interrupted"
-        with plane as (control, queue), watched(control, self._watchers, self._run_info(run_id)):
+        with contextlib.ExitStack() as stack:
+            queue = stack.enter_context(queue_of(store))
+            put_aside_a_damaged_list(store)
+            control = stack.enter_context(self._control_beside(run_id, store))
+            stack.enter_context(watched(control, self._watchers, self._run_info(run_id)))
             try:
                 self._control = control
                 yield control, queue
@@ -218,6 +216,14 @@ class RexTrainer(TorchTrainer):  # type: ignore[misc]
             finally:
                 self._control = None
                 self._finish(control, reason)
+
+    def _control_beside(self, run_id: str, store: ArrowStore) -> contextlib.AbstractContextManager[Any]:
+        """Return a control actor with a journal of its own, to be entered."""
+        elsewhere = None if Path(store.path_of("rex_ray")) == self.run_dir else store
+        learnt = profiles_to_begin_with(self.rex_config.learn_from, self.run_dir, elsewhere)
+        memory = earlier_memory(self.run_dir, elsewhere) if self.rex_config.learn_from is None else None
+        self._journal_dir = new_journal_dir(self.run_dir)
+        return control_of(store, self.rex_config, run_id, self._journal_dir, learnt, elsewhere, memory)
 
     def _run_info(self, run_id: str) -> RunInfo:
         return RunInfo(

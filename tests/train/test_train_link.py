@@ -18,7 +18,7 @@ from train_harness import journal_of, steps_of, wait_for
 
 from rex_ray import InfeasibleError, LinkError, RexConfig
 from rex_ray.core.types import Allocation
-from rex_ray.train.control_actor import ControlActor
+from rex_ray.train.control_actor import NAMESPACE, ControlActor
 from rex_ray.train.link import RayLink
 from rex_ray.train.local_cluster import LocalCluster
 from rex_ray.worker.link import MetricRecord
@@ -32,7 +32,7 @@ class Rig:
     def __init__(self, journal_dir: Path, config: RexConfig, kind: type[ControlActor] = ControlActor) -> None:
         name = f"queue-{uuid.uuid4().hex}"
         self.journal_dir = journal_dir
-        self.queue = Queue(actor_options={"num_cpus": 0, "name": name})
+        self.queue = Queue(actor_options={"num_cpus": 0, "name": name, "namespace": NAMESPACE})
         self.control = (
             ray.remote(kind)
             .options(num_cpus=0, max_restarts=-1, max_concurrency=100)
