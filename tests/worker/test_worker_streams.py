@@ -396,9 +396,24 @@ def test_rows_are_alike_whatever_follows_them_and_few_of_them_tell_nothing() -> 
     assert (
         first_rows_digest((rows[0][:3],), 3) == first_rows_digest(["text"] * 12, 12) == first_rows_digest(None, 0) == 0
     )
+    texts = [["a", "b", "c", "d"], ["a", "b", "c", "e"]]
+    labels = torch.tensor([0, 1, 0, 0])
+    assert len({first_rows_digest((each, labels), 4) for each in texts} - {0}) == 2
+    assert first_rows_digest(([object()] * 4, labels), 4) == 0, "labels of what is not looked at"
+    assert first_rows_digest(torch.zeros(4, 100), 4) == 0, "silence"
     assert alike_in_words([1, 2, 3]) is None
     assert alike_in_words([0, 0, 5]) is None
     assert "ranks 1 and 2 begin" in (alike_in_words([4, 5, 5]) or "")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_first_rows_of_any_kind_of_tensor_can_be_looked_at() -> None:
+    numbers = torch.arange(12.0).reshape(4, 3)
+    for tensor in (numbers.to(torch.cfloat).conj(), numbers > 4, numbers.T.contiguous().T, numbers.bfloat16()):
+        assert first_rows_digest((tensor, numbers), 4) not in (0, first_rows_digest(numbers, 4))
+    nested = torch.nested.nested_tensor([torch.zeros(length, 2) for length in (1, 2, 4, 4)])
+    for tensor in (nested, numbers.to("meta"), numbers.to_sparse(), numbers.new_zeros(4, 0)):
+        assert first_rows_digest((tensor, numbers), 4) == first_rows_digest(numbers, 4) != 0
 
 
 # --- what a loop may do, on one rank
