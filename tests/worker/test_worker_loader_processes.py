@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -185,6 +185,33 @@ def test_settings_are_what_was_set_and_neither_contents_nor_the_epoch_that_is_to
     dataset.dataset.epoch = 3
     assert settings_of(dataset) == before
     dataset.dataset.mosaic = 1  # True is no 1
+    assert settings_of(dataset) != before
+
+
+class MadeAnew(Mapping[str, Any]):
+    """Makes its entries at each look, as files of arrays do."""
+
+    def __getitem__(self, key: str) -> Any:
+        return Augmented()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("a", "b"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_settings_are_few_however_much_a_data_set_holds_and_what_is_made_at_each_look_is_none() -> None:
+    held = [Opaque(torch.ones(1)) for _ in range(30)]
+    for one in held:
+        one.__dict__ |= {f"other_{k}": other for k, other in enumerate(held)}
+    dataset = Augmented()
+    dataset.__dict__ |= {"held": held, "table": [[[0.5] * 60] * 60] * 60, "file": MadeAnew(), "text": "text" * 1000}
+    before = settings_of(dataset)
+    assert len(before) < 2_000
+    assert settings_of(dataset) == before
+    assert any(value == (str, dataset.text) and value[1] is dataset.text for value in before.values()), "no copy of it"
+    held[7].inside = torch.ones(1)
     assert settings_of(dataset) != before
 
 

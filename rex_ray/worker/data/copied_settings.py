@@ -7,7 +7,7 @@ in plain torch, where they do not outlive one by default, they would.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections import deque
 from typing import Any
 
 import torch
@@ -18,7 +18,10 @@ Settings = dict[str, Any]
 
 _DEEPEST = 6
 _MOST_ITEMS = 64
-_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+_MOST_SETTINGS = 10_000
+"""A data set may hold the whole program, as by a reference to its trainer; what is nearest to it is looked at."""
+_NUMBERS = (bool, int, float, complex, type(None))
+_TEXTS = (str, bytes)
 # What is looked at as a whole: inside of it there are data or code, and no settings.
 _OPAQUE = (torch.Tensor, torch.Generator, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
@@ -30,7 +33,19 @@ def settings_of(dataset: Any) -> Settings:
     lists are not compared. The epoch of a data set with ``set_epoch`` is left out: it is told in every process.
     """
     found: Settings = {}
-    _collect("dataset", dataset, _DEEPEST, {id(dataset)}, found)
+    # Each object once, by its shortest path: objects may hold each other, and in many ways.
+    seen, waiting = {id(dataset)}, deque([("dataset", dataset, 0)])
+    while waiting and len(found) < _MOST_SETTINGS:
+        path, value, depth = waiting.popleft()
+        told_its_epoch = callable(getattr(value, "set_epoch", None))
+        for name, child in _children(value):
+            if told_its_epoch and "epoch" in name:
+                continue
+            below = f"{path}.{name}"
+            found[below] = _told_of(child)
+            if depth < _DEEPEST and id(child) not in seen and not isinstance(child, (*_NUMBERS, *_TEXTS, *_OPAQUE)):
+                seen.add(id(child))
+                waiting.append((below, child, depth + 1))
     return found
 
 
@@ -46,25 +61,19 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _collect(path: str, value: Any, depth: int, above: set[int], found: Settings) -> None:
-    """Add what is below ``path``; ``above`` are the objects on the way here, which may hold each other."""
-    told_its_epoch = callable(getattr(value, "set_epoch", None))
-    for name, child in _children(value):
-        if told_its_epoch and "epoch" in name:
-            continue
-        below = f"{path}.{name}"
-        if isinstance(child, _BY_VALUE):
-            # With its type: True is no 1, and a NaN is itself.
-            found[below] = repr(child)
-            continue
-        found[below] = _Same(child)
-        if depth and id(child) not in above and not isinstance(child, _OPAQUE):
-            _collect(below, child, depth - 1, above | {id(child)}, found)
+def _told_of(value: Any) -> Any:
+    """Return what is equal as long as nothing else was set."""
+    if isinstance(value, _NUMBERS):
+        return repr(value)  # with its type: True is no 1, and a NaN is itself
+    if isinstance(value, _TEXTS):
+        return (type(value), value)  # the text itself, which may be the whole data
+    return _Same(value)
 
 
 def _children(value: Any) -> list[tuple[str, Any]]:
+    """Return what was put into a value. Mappings of other libraries may make their entries anew at each look."""
     if isinstance(value, (list, tuple)):
         return [(str(k), child) for k, child in enumerate(value)] if len(value) <= _MOST_ITEMS else []
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return [(str(key), child) for key, child in value.items()] if len(value) <= _MOST_ITEMS else []
     return list(getattr(value, "__dict__", {}).items())

@@ -65,6 +65,7 @@ class StreamRows:
         """Begin a pass of ``epoch`` at ``step``, with the process whose turn it is at ``mark``."""
         self._ended = set()
         self._requests.begin(epoch, step, num_void=mark.turn)
+        self._batches = iter(())  # processes that are no longer wanted end before others begin
         self._batches = self._processes.begin()
 
     def read(self, step: int, mark: StreamMark) -> tuple[StreamBatch, StreamMark]:
