@@ -227,3 +227,53 @@ def test_a_rank_without_rows_goes_along_where_a_batch_cannot_be_cut(ranks: GlooG
     assert torch.equal(one, two)
     assert torch.equal(one, three)
     assert bool(one.isfinite().all())
+
+
+class Graph:
+    """What cannot be cut into rows."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def to(self, device: torch.device) -> Graph:
+        return self
+
+
+def beside_a_graph(rows: list[Any]) -> tuple[torch.Tensor, torch.Tensor, Graph]:
+    return torch.stack([row[1] for row in rows]), torch.stack([row[2] for row in rows]), Graph(len(rows))
+
+
+def train_beside_a_graph(rank: int, ways: tuple[str, ...]) -> list[torch.Tensor]:
+    trained = []
+    for way in ways:
+        with opened(ScriptedLink(SIZES), weight_by="tokens" if "tokens" in way else "samples") as session:
+            model = two_layers()
+            net, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for batch in session.loader(Rows(24), collate_fn=beside_a_graph):
+
+                def loss_of(net: nn.Module, rows: Any) -> torch.Tensor:
+                    return F.mse_loss(net(rows[0]), rows[1])
+
+                if way == "tokens of a whole step":
+                    session.train_step(batch, loss_of, weight=lambda rows: len(rows[0]))
+                    continue
+                optimizer.zero_grad()
+                if way == "tokens":
+                    session.backward(loss_of(net, batch), weight=len(batch[0]))
+                elif way == "own chunks":
+                    halves = [[column[:cut] for column in batch[:2]] for cut in (len(batch[0]) // 2,) if cut]
+                    with session.accumulate():
+                        for half in halves:
+                            loss_of(net, half).backward()
+                    loss_of(net, [column[len(batch[0]) // 2 :] for column in batch[:2]]).backward()
+                else:
+                    loss_of(net, batch).backward()
+                optimizer.step()
+            trained.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    return trained
+
+
+def test_a_row_that_stands_for_none_weighs_nothing_however_ranks_are_weighted(ranks: GlooGroup) -> None:
+    for plain, *others in ranks.run(train_beside_a_graph, ("rows", "tokens", "tokens of a whole step", "own chunks")):
+        for other in others:
+            torch.testing.assert_close(other, plain)

@@ -89,7 +89,7 @@ class Gradients:
         if self._by_tokens:
             if weight is None:
                 raise ConfigError("weight_by='tokens' needs session.backward(loss, weight=num_tokens)")
-            step.call_tokens = float(weight)
+            step.call_tokens = _tokens(step, weight)
             step.tokens_seen += step.call_tokens
         self._note_loss(step, loss)
         scaler = self._tracker.scaler
@@ -115,7 +115,7 @@ class Gradients:
             raise ConfigError(f"weight_by='tokens' needs this rank's token count of the whole batch: {call}")
         if step.tokens is not None:
             raise RexError(f"step {step.plan.step}: the token count was agreed already; call {call} once a batch")
-        step.tokens = float(weight)
+        step.tokens = _tokens(step, weight)
         with step.timer.paused():
             total = self._group.sum(torch.tensor([step.tokens], dtype=torch.float64), "the step's token count")
         step.total_tokens = float(total)
@@ -148,3 +148,8 @@ class Gradients:
             return  # a mean over nothing is NaN, and weighs nothing
         share = loss.detach().reshape(()) * (part / whole)
         step.loss = share if step.loss is None else step.loss + share
+
+
+def _tokens(step: StepInHand, weight: float) -> float:
+    """Return the tokens that were counted; none where the share has no rows, and the batch stands for none."""
+    return float(weight) if step.num_rows else 0.0

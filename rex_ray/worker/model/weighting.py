@@ -161,7 +161,7 @@ class OutputWeights:
             return lambda: self._token_weight(step)
         rows = step.num_rows if step.chunk_rows is None else step.chunk_rows
         if step.own_chunks:
-            rows = self._call_rows or 0
+            rows = self._real_rows(step)
         weight = step.weight(rows)
         return lambda: weight
 
@@ -196,7 +196,7 @@ class OutputWeights:
                 "model again for the second loss"
             )
         if step.own_chunks:
-            step.rows_seen += self._call_rows or 0
+            step.rows_seen += self._real_rows(step)
         if step.norms.per_group:
             self._tracker.norms.group_ended(step, self._pass_weight * step.loss_share)
         if self._complete is not None and not step.holding:
@@ -206,6 +206,10 @@ class OutputWeights:
         """Return what tells whether a backward pass added to gradients, rather than asked for an input's alone."""
         gradients = (parameter.grad for parameter in self._tracker.norms.parameters)
         return [None if gradient is None else gradient._version for gradient in gradients]
+
+    def _real_rows(self, step: StepInHand) -> int:
+        """Return the rows of the newest call; none where the share has none, and a row stands for them."""
+        return (self._call_rows or 0) if step.num_rows else 0
 
     def _fewest_rows(self, rows: int | None) -> int | None:
         """Return the rows of a call; none where the share has none, and the call sees what stands for them."""
