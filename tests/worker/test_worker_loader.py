@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from rex_ray.core.errors import ConfigError, LinkError, RexError
 from rex_ray.core.types import Allocation
 from rex_ray.worker.current import get_session
+from rex_ray.worker.data.evaluation import EvalLoader
 from rex_ray.worker.group.joining import reference_batch
 from rex_ray.worker.link import GroupInfo
 from rex_ray.worker.options import WorkerOptions
@@ -86,6 +87,33 @@ def test_data_that_cannot_be_shared_is_refused() -> None:
                 make(Uncounted(50))
         with pytest.raises(ConfigError, match="end='all' was given with a Rows"):
             session.loader(Rows(50), end="all")
+
+
+def test_a_mapping_by_row_numbers_is_a_data_set() -> None:
+    rows = Rows(5)
+    with opened() as session:
+        batches = session.eval_loader({row: rows[row] for row in range(5)}, local_batch_size=3)
+        assert [batch[0].tolist() for batch in batches] == [[0, 1, 2], [3, 4]]
+
+
+def with_anchors(rows: list[Any]) -> dict[str, torch.Tensor]:
+    return {"ids": torch.tensor([row for row, *_ in rows]), "anchors": torch.ones(9, 1)}
+
+
+def test_evaluating_no_rows_counts_none_also_beside_a_constant_of_one_column() -> None:
+    loader = EvalLoader(
+        Rows(1),
+        rank=1,
+        num_ranks=2,
+        local_batch_size=1,
+        whole=None,
+        device=lambda: torch.device("cpu"),
+        on_start=lambda: False,
+        in_step=True,
+        options={"collate_fn": with_anchors},
+    )
+    (batch,) = loader
+    assert (len(batch["ids"]), batch["anchors"].shape) == (0, (9, 1))
 
 
 def test_a_second_training_loader_is_refused_and_the_other_one_named() -> None:

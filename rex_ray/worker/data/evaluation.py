@@ -19,7 +19,7 @@ from rex_ray.worker.data.requests import Request
 from rex_ray.worker.data.sending import SendableCollate
 from rex_ray.worker.data.stream_end import UnknownLengthError
 from rex_ray.worker.group.side_group import SideGroup
-from rex_ray.worker.row_cutting import empty_like, opaque_part
+from rex_ray.worker.row_cutting import opaque_part, slice_rows
 
 __all__ = ["EvalLoader", "Summable", "pool_ratio", "pool_sum"]
 
@@ -127,7 +127,8 @@ class EvalLoader:
                 f"evaluating: a rank that has fewer batches than others needs one of no rows, and a {kind} cannot be "
                 "cut to none; have collate_fn return tensors, in tuples, lists or mappings, and make it of them later"
             )
-        return empty_like(batch, 1)
+        # Not as for training, where a row that cannot be told from a constant goes along without a weight.
+        return slice_rows(batch, 0, 0, num_rows=1)
 
 
 def _data_loader(part: Any, local_batch_size: int, options: dict[str, Any]) -> DataLoader[Any]:

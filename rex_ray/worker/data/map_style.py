@@ -30,10 +30,10 @@ def check_map_style(dataset: Any, call: str) -> int:
     """Return the number of rows of a map-style data set.
 
     Raises:
-        ConfigError: it is empty, or a mapping, or does not say how many rows it has.
+        ConfigError: it is empty, or a mapping by other keys than numbers, or does not say how many rows it has.
     """
     name = type(dataset).__name__
-    if isinstance(dataset, Mapping):
+    if isinstance(dataset, Mapping) and not _has_row_0(dataset):
         keys = ", ".join(repr(key) for key in list(dataset)[:_MOST_NAMED_KEYS])
         raise ConfigError(
             f"{call} was given a {name} with the keys {keys}{', ...' if len(dataset) > _MOST_NAMED_KEYS else ''}; rows "
@@ -49,6 +49,15 @@ def check_map_style(dataset: Any, call: str) -> int:
     if num_rows == 0:
         raise ConfigError(f"{call} got a data set of 0 rows")
     return num_rows
+
+
+def _has_row_0(dataset: Any) -> bool:
+    """Whether a mapping is one of rows by their numbers, or has rows beside its keys, as a tensor dictionary does."""
+    try:
+        dataset[0]
+    except Exception:  # noqa: BLE001 - whatever a library says to a key that is none
+        return False
+    return True
 
 
 class MapSource:
@@ -97,6 +106,7 @@ class MapSource:
                 "Start a new run with data that changed"
             )
         self._sampler.rewind(position)
+        self._batches = iter(())  # processes that are no longer wanted end before others begin
         self._batches = self._processes.begin()
 
     def draw(self) -> Drawn | None:
