@@ -178,6 +178,46 @@ def test_settings_are_named_by_group_and_schedule_and_only_optimizers_and_schedu
     assert "and 2 more" in (in_words("optimizer", many, dict.fromkeys(many, 2)) or "")
 
 
+class OfAnotherLibrary(torch.optim.SGD):
+    """Counts in its groups, as optimizers without schedules do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        return super().step(closure)
+
+
+class Restarts(schedules.LRScheduler):
+    """Counts in public, as schedules of other libraries do."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.step_in_cycle = 0
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        self.step_in_cycle += 1
+        return [rate / self.step_in_cycle for rate in self.base_lrs]
+
+
+@pytest.mark.parametrize("schedule", [Restarts, one_cycle(2)], ids=["restarts", "one cycle"])
+def test_what_optimizers_and_schedules_of_other_libraries_count_is_no_setting_of_the_script(schedule: Make) -> None:
+    def of_another_library(parameters: Any, lr: float = 0.1) -> torch.optim.Optimizer:
+        return OfAnotherLibrary(parameters, lr=lr, momentum=0.9)
+
+    before = saved(of_another_library, schedule)
+    assert not train(before, of_another_library, schedule)[1]
+    (message,) = train(saved(of_another_library), lambda parameters: of_another_library(parameters, 0.5))[1]
+    assert "lr=0.5 (it goes on with 0.1). Set" in message
+
+
+def test_another_number_of_groups_is_not_another_kind() -> None:
+    def in_groups(parameters: Any) -> torch.optim.Optimizer:
+        return sgd([{"params": [parameter]} for parameter in parameters])
+
+    with pytest.raises(ConfigError, match="different number of parameter groups"):
+        train(saved(in_groups), sgd)
+
+
 def test_another_global_batch_is_said_to_be_that_of_the_save() -> None:
     _, (message,) = train(saved(), global_batch_size=24)
     assert "global_batch_size=24 differs from the 12 rows" in message
@@ -187,7 +227,10 @@ def test_a_run_that_is_over_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "rex_ray"):
         rates, _ = train(saved(num_epochs=2), num_epochs=2)
     assert rates == []
-    assert "nothing is left to train: the save that training resumed from is of 2 whole epochs" in caplog.text
+    assert (
+        "session.epochs(2) has nothing left to train: the run that was resumed has 2 whole epochs behind it"
+        in caplog.text
+    )
 
 
 # --- parts that come and go

@@ -233,10 +233,10 @@ class Feed:
         epoch = self._progress.position.epoch
         if self._restored is not None and epoch >= num_epochs and self._values.rank == 0:
             _log.warning(
-                "nothing is left to train: the save that training resumed from is of %s, and session.epochs(%s) ends "
-                "there; ask for more epochs, or give the run another name to begin anew",
-                "1 whole epoch" if epoch == 1 else f"{epoch} whole epochs",
+                "session.epochs(%s) has nothing left to train: the run that was resumed has %s behind it; ask for more "
+                "epochs, or give the run another name to begin anew",
                 num_epochs,
+                "1 whole epoch" if epoch == 1 else f"{epoch} whole epochs",
             )
 
     def _leave_complete_epoch(self) -> None:

@@ -7,6 +7,7 @@ far as it goes, to fail at the first step or to train at a rate that nobody chos
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -22,17 +23,22 @@ Settings: TypeAlias = dict[str, Any]
 """Values by name, such as ``lr`` or ``group 1's lr``."""
 
 _MOST_TOLD: Final = 6
+_GROUP: Final = re.compile(r"^group \d+'s ")
 # How an update is computed; not what it is.
 _HOW: Final = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 # What schedules write into an optimizer's groups, and what those that do so move there.
 _OF_SCHEDULES: Final = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
 _CYCLED: Final = frozenset({"lr", "momentum", "betas"})
+# What an optimizer of another library holds beside these may be its state, and change by itself.
+_COMMON: Final = frozenset({"lr", "weight_decay", "momentum", "betas", "eps"})
 # How far a schedule is.
 _PROGRESS: Final = frozenset({"last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "verbose"})
 
 
 def settings_of(part: Any, state: Any = None) -> Settings:
     """Return what an optimizer or a schedule of torch's is set to; nothing of any other part.
+
+    Of an optimizer of another library, all names are returned, and values of those that every one has.
 
     Args:
         part: tells which it is.
@@ -42,10 +48,10 @@ def settings_of(part: Any, state: Any = None) -> Settings:
     if isinstance(part, torch.optim.Optimizer):
         groups = part.param_groups if state is None else _get(state, "param_groups", ())
         for number, group in enumerate(groups):
-            _add_group(f"group {number}'s " if len(groups) > 1 else "", group, found)
+            _add_group(f"group {number}'s " if len(groups) > 1 else "", group, found, is_of_torch=_is_of_torch(part))
     else:
         scheduler = part.wrapped if isinstance(part, ReferenceScheduler) else part
-        if isinstance(scheduler, LRScheduler):
+        if isinstance(scheduler, LRScheduler) and _is_of_torch(scheduler):
             _add_schedule("", scheduler.state_dict() if state is None else _get(state, "scheduler", state), found)
     return found
 
@@ -64,7 +70,8 @@ def refuse_other_kind(name: str, part: Any, given: Settings, then: Settings) -> 
     Raises:
         ConfigError: it is of another kind.
     """
-    lacks, has = given.keys() - then.keys(), then.keys() - given.keys()
+    own, saved = _names_of_kind(given), _names_of_kind(then)
+    lacks, has = own - saved, saved - own
     if lacks and has:
         kind = type(getattr(part, "wrapped", part)).__name__
         raise ConfigError(
@@ -90,12 +97,23 @@ def in_words(name: str, given: Settings, then: Settings) -> str | None:
     )
 
 
-def _add_group(prefix: str, group: Mapping[str, Any], found: Settings) -> None:
+def _names_of_kind(settings: Settings) -> set[str]:
+    """Return the names that tell a kind: not how many groups there are, nor what a schedule has begun to move."""
+    return {_GROUP.sub("", key) for key in settings} - _CYCLED
+
+
+def _is_of_torch(part: Any) -> bool:
+    """Whether a part is of a kind whose state is known to be told from its settings here."""
+    return type(part).__module__.startswith("torch.")
+
+
+def _add_group(prefix: str, group: Mapping[str, Any], found: Settings, *, is_of_torch: bool) -> None:
     cycled = _CYCLED if group.keys() & {"max_lr", "max_momentum"} else frozenset()
     for key, value in group.items():
         if key not in _HOW | _OF_SCHEDULES | cycled:
             # A schedule moves the rate, and keeps the one that the optimizer was made with.
-            found[prefix + key] = group.get("initial_lr", value) if key == "lr" else value
+            made_with = group.get("initial_lr", value) if key == "lr" else value
+            found[prefix + key] = made_with if is_of_torch or key in _COMMON else None
 
 
 def _add_schedule(prefix: str, state: Any, found: Settings) -> None:
