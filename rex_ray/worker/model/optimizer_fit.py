@@ -74,7 +74,8 @@ class SteppedParameters:
                 f"the optimizer steps {len(foreign)} parameters (of shapes {shapes}{more}) that were not the model's "
                 "when session.prepare was given it, so no rank would hear of another's gradients of them and the "
                 "ranks' copies would drift apart: put the module that has them (a loss with weights of its own, a "
-                "new head) and the model into one nn.Module, and prepare that"
+                "new head) and the model into one nn.Module, and prepare that; what you average yourself, or "
+                "keep apart on purpose, takes an optimizer of its own and session.register"
             )
 
 
