@@ -19,8 +19,9 @@ from rex_ray.train.telemetry import first_line
 
 __all__ = ["connect"]
 
-_CLIENT: Final = "ray://"
+_BROWSERS: Final = frozenset({"http", "https"})
 _KNOCK_LIMIT_S: Final = 5.0
+_MISMATCH: Final = "Version mismatch"
 _ATTEMPTS: Final = "RAY_gcs_server_port_wait_time_s"
 """Ray's name; for whoever connects to a cluster it is a count of attempts."""
 
@@ -36,7 +37,7 @@ def connect(address: str | None = None, **options: Any) -> None:
         ConfigError: there is no cluster at the address, or none to be found.
     """
     named = os.environ.get("RAY_ADDRESS") if address in {None, "auto"} else address
-    if (named or "").startswith(_CLIENT):  # has a limit of its own
+    if _is_for_others(named):  # has a limit of its own
         with _refusing(address, named):
             ray.init(address=address, **options)
         return
@@ -50,6 +51,12 @@ def connect(address: str | None = None, **options: Any) -> None:
         return
     with _refusing(address, named), _one_attempt():
         ray.init(address=found, **options)
+
+
+def _is_for_others(named: str | None) -> bool:
+    """Whether Ray hands the address to its client, or to a package of somebody's that the scheme names."""
+    scheme, found, _ = (named or "").partition("://")
+    return bool(found) and scheme not in _BROWSERS
 
 
 def _check_form(named: str | None) -> None:
@@ -91,6 +98,10 @@ def _refusing(address: str | None, named: str | None) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:  # a ConnectionError is an OSError
+        said = " ".join(str(error).split())
+        if _MISMATCH in said:
+            where = address if address not in {None, "auto"} else named or "this machine"
+            raise ConfigError(f"the Ray cluster at {where} takes no process like this one ({said})") from error
         remedy = "set it to HEAD:6379, the port that `ray start --head` prints; 8265 is the dashboard's"
         if address not in {None, "auto"}:
             where = f"no Ray cluster at {address}"
@@ -99,4 +110,10 @@ def _refusing(address: str | None, named: str | None) -> Iterator[None]:
         else:
             where = "this machine is part of no running Ray cluster"
             remedy = "start one with `ray start --head`; `ray stop` forgets one that is gone"
-        raise ConfigError(f"{where} ({first_line(error)}); {remedy}") from error
+        raise ConfigError(f"{where} ({first_line(_cause(error))}); {remedy}") from error
+
+
+def _cause(error: Exception) -> Exception:
+    """Return what Ray found wrong where it hides that behind "Failed to connect", unless it is but a traceback."""
+    cause = error.__cause__
+    return cause if isinstance(cause, RuntimeError) and "Traceback" not in first_line(cause) else error
