@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import zlib
@@ -139,7 +140,7 @@ def _newest_snapshot(files: Mapping[str, bytes], headers: Sequence[Header]) -> _
 
 def _headers(lines: bytes) -> list[Header]:
     found = []
-    for line in lines.split(b"\n"):
+    for line in io.BytesIO(lines):
         if line.startswith(b'{"header":'):
             try:
                 found.append(read_header(json.loads(line)["header"]))
