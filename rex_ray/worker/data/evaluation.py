@@ -25,6 +25,9 @@ __all__ = ["EvalLoader", "Summable", "pool_ratio", "pool_sum"]
 
 Summable: TypeAlias = torch.Tensor | float
 
+_MOST_DIMENSIONS = 64
+"""Of any tensor of torch's."""
+
 _DECIDED_HERE = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
@@ -187,12 +190,14 @@ def pool_sum(group: SideGroup, values: Summable) -> torch.Tensor:
     tensor = torch.tensor(values, dtype=torch.float64) if isinstance(values, float) else torch.as_tensor(values)
     tensor = tensor.detach().cpu()
     form = _Form(tuple(tensor.shape), tensor.is_floating_point(), tensor.dim() == 0 and not tensor.item())
-    forms = group.gather_objects(form, "session.pool")
+    # A loop may pool within a step: a tensor takes one exchange, an object two and its pickling.
+    told = group.gather(torch.tensor(form.encoded(), dtype=torch.int64), "session.pool").tolist()
+    forms = [_Form.decoded(each) for each in told]
     shapes = {each.shape for each in forms if not each.is_zero} or {form.shape}
     if len(shapes) > 1:
-        told = ", ".join(f"rank {rank}: {list(each.shape)}" for rank, each in enumerate(forms))
+        named = ", ".join(f"rank {rank}: {list(each.shape)}" for rank, each in enumerate(forms))
         raise ConfigError(
-            f"session.pool_sum was given values of different shapes ({told}), which have no sum; begin on every rank "
+            f"session.pool_sum was given values of different shapes ({named}), which have no sum; begin on every rank "
             "with zeros of one shape, such as torch.zeros(num_classes)"
         )
     exact = torch.float64 if any(each.is_float for each in forms) else torch.int64
@@ -205,6 +210,17 @@ class _Form(NamedTuple):
     shape: tuple[int, ...]
     is_float: bool
     is_zero: bool
+
+    def encoded(self) -> list[int]:
+        """Return it as numbers, always as many."""
+        sizes = [*self.shape, *[0] * (_MOST_DIMENSIONS - len(self.shape))]
+        return [self.is_float, self.is_zero, len(self.shape), *sizes]
+
+    @classmethod
+    def decoded(cls, told: list[int]) -> _Form:
+        """Return the form that was encoded so."""
+        is_float, is_zero, dim, *sizes = told
+        return cls(shape=tuple(sizes[:dim]), is_float=bool(is_float), is_zero=bool(is_zero))
 
 
 def pool_ratio(group: SideGroup, numerator: Summable, denominator: Summable) -> float:
