@@ -100,7 +100,8 @@ class IdleOptimizer:
             warn(
                 f"the prepared optimizer was not stepped in {_IDLE_BATCHES} batches, so nobody looks at the gradient, "
                 "and no learning rate follows the global batch; where something else steps the parameters (as "
-                "sharpness-aware optimizers have their base optimizer do), prepare that instead"
+                "sharpness-aware optimizers have their base optimizer do), prepare that instead; for larger "
+                "batches, raise global_batch_size"
             )
 
     def _stepped(self, *_: Any) -> None:
