@@ -94,7 +94,9 @@ class SideGroup:
         """Start to send ``values`` of rank 0, or of ``source``, to everyone, and return at once."""
         work = None
         if self._group is not None:
-            work = self._begun(dist.broadcast(values, src=source, group=self._group, async_op=True))
+            begun = dist.broadcast(values, src=source, group=self._group, async_op=True)
+            assert begun is not None, "every rank is of this group"
+            work = self._begun(begun)
         return PendingValues(lambda: values, work, self, what)
 
     def broadcast(self, values: torch.Tensor, what: str, source: int = 0) -> torch.Tensor:
