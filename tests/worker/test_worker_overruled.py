@@ -103,7 +103,16 @@ def test_the_state_of_another_kind_of_schedule_is_refused_and_not_mixed_in(toget
 
 # --- other settings
 
+
+class Plateau(schedules.ReduceLROnPlateau):
+    """Whose metric never gets any better; keeps no rate to begin with."""
+
+    def step(self, metrics: Any = 0.0, epoch: Any = None) -> None:
+        super().step(metrics, epoch)
+
+
 SCHEDULES: dict[str, Make] = {
+    "plateau": lambda optimizer: Plateau(optimizer, factor=0.5, patience=0),
     "cosine": cosine(2),
     "one cycle": one_cycle(2),
     "cyclic": lambda optimizer: schedules.CyclicLR(optimizer, 0.001, 0.1, step_size_up=2),

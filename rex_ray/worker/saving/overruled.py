@@ -35,7 +35,7 @@ _COMMON: Final = frozenset({"lr", "weight_decay", "momentum", "betas", "eps"})
 _PROGRESS: Final = frozenset({"last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "verbose"})
 
 
-def settings_of(part: Any, state: Any = None) -> Settings:
+def settings_of(part: Any, state: Any = None, *, rate_moves: bool = False) -> Settings:
     """Return what an optimizer or a schedule of torch's is set to; nothing of any other part.
 
     Of an optimizer of another library, all names are returned, and values of those that every one has.
@@ -43,12 +43,16 @@ def settings_of(part: Any, state: Any = None) -> Settings:
     Args:
         part: tells which it is.
         state: a state that was saved of it; None: it is asked for its own.
+        rate_moves: a schedule moves the rate; one that does not keep where it began tells nothing of the script.
     """
     found: Settings = {}
     if isinstance(part, torch.optim.Optimizer):
         groups = part.param_groups if state is None else _get(state, "param_groups", ())
         for number, group in enumerate(groups):
-            _add_group(f"group {number}'s " if len(groups) > 1 else "", group, found, is_of_torch=_is_of_torch(part))
+            prefix = f"group {number}'s " if len(groups) > 1 else ""
+            _add_group(prefix, group, found, is_of_torch=_is_of_torch(part))
+            if rate_moves and "initial_lr" not in group:
+                found.pop(f"{prefix}lr", None)
     else:
         scheduler = part.wrapped if isinstance(part, ReferenceScheduler) else part
         if isinstance(scheduler, LRScheduler) and _is_of_torch(scheduler):

@@ -83,18 +83,30 @@ class Prepared:
         Raises:
             ConfigError: a part does not take what was saved of it.
         """
+        rate_moves = "scheduler" in state or any(_is_schedule(part) for part in state.get("registered", {}).values())
         for name, part in self._parts().items():
             if name in state:
-                load_part(name, part, state.pop(name))
+                load_part(name, part, state.pop(name), rate_moves=rate_moves)
 
 
-def load_part(name: str, part: Stateful, saved: Any) -> None:
+def _is_schedule(saved: Any) -> bool:
+    """Whether a registered part was one of ``session.prepare_scheduler``."""
+    return isinstance(saved, Mapping) and isinstance(saved.get("scheduler"), Mapping)
+
+
+def load_part(name: str, part: Stateful, saved: Any, *, rate_moves: bool = False) -> None:
     """Give a part its state back; say which settings of an optimizer or a schedule that leaves without effect.
+
+    Args:
+        name: what it is called.
+        part: takes the state.
+        saved: the state.
+        rate_moves: a schedule was saved, too.
 
     Raises:
         ConfigError: it does not take it.
     """
-    given, then = settings_of(part), settings_of(part, saved)
+    given, then = settings_of(part), settings_of(part, saved, rate_moves=rate_moves)
     refuse_other_kind(name, part, given, then)
     try:
         part.load_state_dict(saved)
