@@ -87,6 +87,13 @@ def test_an_optimizer_of_another_copy_is_refused_since_nothing_would_train() -> 
         session.prepare(two_layers(), optimizer)
 
 
+def test_copies_in_full_precision_are_refused_since_a_save_would_not_hold_them() -> None:
+    model = nn.Linear(6, 1, dtype=torch.bfloat16)
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    with opened() as session, pytest.raises(ConfigError, match=r"2 copies .* in float32, .* under session.autocast"):
+        session.prepare(model, torch.optim.SGD(masters, lr=0.1))
+
+
 def shard_the_optimizers_state(rank: int) -> str:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

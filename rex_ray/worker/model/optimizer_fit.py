@@ -7,6 +7,7 @@ another copy of the model, or of the model before ``fully_shard`` replaced its p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,6 +64,12 @@ class SteppedParameters:
             return
         shapes = ", ".join(str(tuple(p.shape)) for p in foreign[:_MOST_SHAPES])
         more = f" and {len(foreign) - _MOST_SHAPES} more" if len(foreign) > _MOST_SHAPES else ""
+        if self._are_copies_in_full_precision(foreign):
+            raise ConfigError(
+                f"the optimizer steps {stepped} copies of the model's parameters in float32, which would not come back "
+                "with a save, so that a resumed run would begin anew in silence: keep the model itself in float32 and "
+                "run its forward pass under session.autocast()"
+            )
         if len(foreign) == stepped:
             raise ConfigError(
                 f"the optimizer steps {stepped} parameters (of shapes {shapes}{more}), and none of them is the "
@@ -77,6 +84,15 @@ class SteppedParameters:
                 "new head) and the model into one nn.Module, and prepare that; what you average yourself, or "
                 "keep apart on purpose, takes an optimizer of its own and session.register"
             )
+
+    def _are_copies_in_full_precision(self, foreign: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the model's own in more bits, to which a loop copies the gradients, as Apex does."""
+        own = [p for p in self._own.values() if p.requires_grad]
+        return (
+            [p.shape for p in foreign] == [p.shape for p in own]
+            and all(p.dtype == torch.float32 for p in foreign)
+            and any(p.dtype in (torch.float16, torch.bfloat16) for p in own)
+        )
 
 
 class IdleOptimizer:
