@@ -83,10 +83,10 @@ def wait_for(what: Callable[[], Any], process: subprocess.Popen[str], limit_s: f
         time.sleep(0.2)
 
 
-def tunes_record(folder: Path) -> tuple[list[str], list[int | None]]:
-    """Return each trial's name for Tune, and the process that its newest result came from."""
+def tunes_record(folder: Path) -> dict[str, int | None]:
+    """Return by each trial's name for Tune, in order, the process that its newest result came from."""
     results = tune.ExperimentAnalysis(str(folder)).results
-    return list(results), [result.get("pid") for result in results.values()]
+    return {name: results[name].get("pid") for name in sorted(results)}
 
 
 @pytest.mark.ray
@@ -127,11 +127,11 @@ print(json.dumps(run_sweep(LivePlan(**{plan!r}), Path({str(tmp_path)!r}))))
     output, errors = again.communicate(timeout=150.0)
     assert again.returncode == 0, errors[-4000:]
     assert (first_row.read_bytes(), first_row.stat().st_mtime_ns) == before
-    ids_now, processes_now = tunes_record(tmp_path / "tune")
+    now = tunes_record(tmp_path / "tune")
     if known is not None:
-        ids, processes = known
-        assert ids_now == ids  # the same two trials, not two more
-        assert processes_now[0] == processes[0] != processes_now[1]  # the first was not so much as looked at again
+        assert now.keys() == known.keys()  # the same two trials, not two more
+        first, second = now
+        assert now[first] == known[first] != now[second]  # the first was not so much as looked at again
     assert len(list(tmp_path.glob("runs/bsp-seed0-*"))) == 1
     assert len(list(tmp_path.glob("runs/bsp-seed1-*"))) == 2
     rows = json.loads(output.strip().splitlines()[-1])
