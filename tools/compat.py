@@ -31,7 +31,15 @@ CHECKS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("tests/core", "tests/scenario", "tests/policies/test_policy_contract.py", "tests/sim/test_sim_engine.py"),
     ),
     ("configuration", ("tests/train/test_train_config.py", "tests/train/test_train_config_fuzz.py")),
-    ("gloo processes", ("tests/worker/test_worker_gradients.py", "tests/worker/test_worker_switching.py")),
+    (
+        "gloo processes",
+        (
+            "tests/worker/test_worker_gradients.py",
+            "tests/worker/test_worker_switching.py",
+            "tests/worker/test_worker_side_group.py",
+            "tests/worker/test_worker_presence.py",
+        ),
+    ),
     ("search with Ax", ("tests/search/test_search_helper.py",)),
     ("local Ray", ("tests/train/test_train_trainer.py",)),
     ("command line", ("tests/cli/test_cli_commands.py", "tests/cli/test_cli_plan.py")),

@@ -21,7 +21,7 @@ from scripted import Rows, ScriptedLink, opened, two_layers
 from torch.nn.parallel import DistributedDataParallel
 
 from rex_ray.core.errors import LinkError
-from rex_ray.worker.group.board import Board
+from rex_ray.worker.group.board import Board, group_store
 from rex_ray.worker.group.last_words import Activity, Word
 from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.link import IncidentRecord
@@ -152,7 +152,7 @@ _meetings = iter(range(1000))
 
 def meet() -> None:
     """Wait for all ranks by the store, which outlives every broken group."""
-    store: Any = dist.group.WORLD.get_group_store()
+    store: Any = group_store()
     name = f"meeting/{next(_meetings)}"
     store.add(name, 1)
     deadline = time.monotonic() + 40.0

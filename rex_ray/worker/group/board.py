@@ -12,7 +12,7 @@ import torch.distributed
 
 from rex_ray.core.errors import LinkError
 
-__all__ = ["Board", "open_board"]
+__all__ = ["Board", "group_store", "open_board"]
 
 # Sessions of one process group follow one another, and each must not read the last one's words.
 _sessions = itertools.count()
@@ -72,7 +72,7 @@ def open_board(limit_s: float) -> Board | None:
     # torchrun may start the ranks again with the store that the last ones had, words and all.
     prefix = f"rex_ray/presence/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_sessions)}"
     try:
-        store: Any = c10d.group.WORLD.get_group_store()
+        store: Any = group_store()
         inner = store
         while isinstance(inner, c10d.PrefixStore):
             inner = inner.underlying_store
@@ -82,6 +82,19 @@ def open_board(limit_s: float) -> Board | None:
     if on_rank_0:
         store = c10d.PrefixStore("rex_ray", _connected(inner, limit_s))
     return Board(store, prefix, on_rank_0=on_rank_0)
+
+
+def group_store() -> Any:
+    """Return the process group's store.
+
+    Raises:
+        AttributeError: this version of torch shows none.
+    """
+    c10d: Any = torch.distributed
+    try:
+        return c10d.group.WORLD.get_group_store()
+    except AttributeError:  # torch 2.6 has it, but does not show it publicly
+        return c10d.distributed_c10d._get_default_store()
 
 
 def _connected(known: Any, limit_s: float) -> Any:
