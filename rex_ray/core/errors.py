@@ -14,6 +14,7 @@ __all__ = [
     "MemoryExhaustedError",
     "RexError",
     "StorageError",
+    "first_line",
     "nearest_name_hint",
 ]
 
@@ -68,6 +69,11 @@ class IllegalEventError(RexError):
     def __reduce__(self) -> tuple[type[IllegalEventError], tuple[str, tuple[str, ...]]]:
         """Pickle both arguments: the error crosses process boundaries inside Ray."""
         return (type(self), (self.message, self.history))
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says in one line: the first, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def nearest_name_hint(name: str, known: Iterable[str]) -> str:

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from rex_ray.config import RexConfig
-from rex_ray.core.errors import ConfigError, LinkError
-from rex_ray.hosting.transport import first_line
+from rex_ray.core.errors import ConfigError, LinkError, first_line
 from rex_ray.loggers.audience import Audience
 from rex_ray.loggers.decision_log import DecisionLog
 from rex_ray.loggers.progress_line import ProgressLine

@@ -6,10 +6,10 @@ import logging
 import threading
 import time
 
-from rex_ray.core.errors import RexError
+from rex_ray.core.errors import RexError, first_line
 from rex_ray.core.types import Allocation
 from rex_ray.hosting.listener import Listener
-from rex_ray.hosting.transport import POLL_LIMIT_S, Pending, Transport, UnreachableError, first_line
+from rex_ray.hosting.transport import POLL_LIMIT_S, Pending, Transport, UnreachableError
 from rex_ray.worker.link import GroupInfo, SaveRequest
 
 __all__ = ["Poller"]

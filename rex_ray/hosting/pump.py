@@ -9,9 +9,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from rex_ray.core.errors import LinkError
+from rex_ray.core.errors import LinkError, first_line
 from rex_ray.hosting.outbox import Outbox
-from rex_ray.hosting.transport import Pending, Transport, first_line
+from rex_ray.hosting.transport import Pending, Transport
 from rex_ray.hosting.wire import encode
 from rex_ray.worker.link import Record
 

@@ -10,7 +10,7 @@ from rex_ray.core.types import Allocation
 from rex_ray.hosting.wire import Batch
 from rex_ray.worker.link import GroupInfo, SaveRequest
 
-__all__ = ["POLL_LIMIT_S", "Pending", "Transport", "UnreachableError", "first_line"]
+__all__ = ["POLL_LIMIT_S", "Pending", "Transport", "UnreachableError"]
 
 POLL_LIMIT_S: Final = 10.0
 """A question for news is answered within this time, with news or without."""
@@ -62,9 +62,3 @@ class Transport(Protocol):
     def close(self) -> None:
         """Give back what is held; questions under way are left to themselves."""
         ...
-
-
-def first_line(error: BaseException) -> str:
-    """Return what an error says in one line."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]

@@ -15,13 +15,12 @@ import torch
 import torch.distributed as dist
 
 from rex_ray.config import RexConfig
-from rex_ray.core.errors import LinkError
+from rex_ray.core.errors import LinkError, first_line
 from rex_ray.hosting.carried_link import CarriedLink
 from rex_ray.hosting.control_service import log_to_stderr
 from rex_ray.hosting.looking import chosen_watchers, looked_on, plain_settings
 from rex_ray.hosting.memory_file import earlier_memory
 from rex_ray.hosting.profile_files import profiles_to_begin_with
-from rex_ray.hosting.transport import first_line
 from rex_ray.standalone.agreeing import Meeting, agreed, side_group
 from rex_ray.standalone.control_process import ControlProcess
 from rex_ray.standalone.folder_reporter import FolderReporter

@@ -12,8 +12,8 @@ import os
 import sys
 from typing import BinaryIO, Final
 
+from rex_ray.core.errors import first_line
 from rex_ray.hosting.control_service import ControlService
-from rex_ray.hosting.transport import first_line
 from rex_ray.standalone.orders import Orders, line, said
 from rex_ray.standalone.serving import Connections
 

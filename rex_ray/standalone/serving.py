@@ -9,9 +9,8 @@ import socket
 from typing import Final
 
 from rex_ray.control.codec import CodecError
-from rex_ray.core.errors import InfeasibleError, RexError
+from rex_ray.core.errors import InfeasibleError, RexError, first_line
 from rex_ray.hosting.control_service import ControlService
-from rex_ray.hosting.transport import first_line
 from rex_ray.standalone.connection import NO_RANK, keep_alive
 from rex_ray.standalone.frames import FIRST_FRAME_BYTES, FrameError, frame, parsed, read_frame
 from rex_ray.standalone.handshake import challenge, reply, welcome

@@ -14,9 +14,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.queue import Queue
 
+from rex_ray.core import errors
 from rex_ray.core.errors import InfeasibleError, LinkError
 from rex_ray.core.types import Allocation
-from rex_ray.hosting import transport
 from rex_ray.hosting.control_status import ControlStatus
 from rex_ray.hosting.transport import Pending, UnreachableError
 from rex_ray.hosting.wire import Batch
@@ -95,7 +95,7 @@ class _Reference(Generic[_Answer]):
 
 def first_line(error: Exception) -> str:
     """Return what an error says in one line; an error inside an actor's method is its cause."""
-    return transport.first_line(error.cause if isinstance(error, RayTaskError) else error)
+    return errors.first_line(error.cause if isinstance(error, RayTaskError) else error)
 
 
 def _as_it_is(answer: Any) -> Any:

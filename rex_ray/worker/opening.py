@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 import torch
 
-from rex_ray.core.errors import LinkError
+from rex_ray.core.errors import LinkError, first_line
 from rex_ray.worker import current
 from rex_ray.worker.group.presence import Presence
 from rex_ray.worker.link import ControlLink
 from rex_ray.worker.meeting import Surroundings
-from rex_ray.worker.model.out_of_memory import is_out_of_memory, short
+from rex_ray.worker.model.out_of_memory import is_out_of_memory
 from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.parts import Parts, put_together
 from rex_ray.worker.saving.reporter import Reporter
@@ -98,7 +98,7 @@ def open_session(
 def _tell_failure(parts: Parts, error: BaseException) -> None:
     """Have later groups keep off the share at which memory ran out, if that is what ended this one."""
     if parts.around.options.on_out_of_memory == "retry" and is_out_of_memory(error):
-        parts.notices.ended_by_memory(parts.tracker.in_hand, parts.around.device_kind, short(error))
+        parts.notices.ended_by_memory(parts.tracker.in_hand, parts.around.device_kind, first_line(error))
 
 
 def _close(parts: Parts, *, failed: bool) -> None:

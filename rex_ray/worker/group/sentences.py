@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rex_ray.core.errors import first_line
 from rex_ray.worker.group.account import Account
 from rex_ray.worker.group.last_words import error_text, seconds_text
 
@@ -59,8 +60,8 @@ class FailedWait:
         waited, limit = seconds_text(self.waited_s), "" if self.limit_s is None else f" (limit {self.limit_s:g} s)"
         if self.timed_out or self.error is None:
             return f"rank {self.rank} waited {waited} for {self.what}{limit}"
-        lines = str(self.error).strip().splitlines() or [type(self.error).__name__]
-        return f"rank {self.rank} waited for {self.what}, which broke after {waited}{limit}, saying {lines[0]!r}"
+        said = first_line(self.error)
+        return f"rank {self.rank} waited for {self.what}, which broke after {waited}{limit}, saying {said!r}"
 
 
 def long_wait(rank: int, what: str, waited_s: float, account: Account) -> str:

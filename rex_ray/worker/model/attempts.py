@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from rex_ray.core.errors import MemoryExhaustedError
+from rex_ray.core.errors import MemoryExhaustedError, first_line
 from rex_ray.core.types import StepFlag
 from rex_ray.worker.model.beside_ddp import reason_against_passes
 from rex_ray.worker.model.generators import GeneratorStates
-from rex_ray.worker.model.out_of_memory import free_memory, is_out_of_memory, short
+from rex_ray.worker.model.out_of_memory import free_memory, is_out_of_memory
 from rex_ray.worker.model.pass_limit import PassLimit
 from rex_ray.worker.model.share import Share
 from rex_ray.worker.step import StepInHand
@@ -97,7 +97,7 @@ class Attempts:
             if not is_out_of_memory(error):
                 raise
             self._refuse_retry(step, stop - start, error)
-            return short(error)
+            return first_line(error)
         finally:
             step.call_tokens, step.loss_share = None, 1.0
         return None
@@ -128,5 +128,5 @@ class Attempts:
         if reason is not None:
             raise MemoryExhaustedError(
                 f"step {step.plan.step}: out of memory in a pass of {num_rows} rows, which cannot be tried again in "
-                f"place: {reason}; lower global_batch_size ({short(error)})"
+                f"place: {reason}; lower global_batch_size ({first_line(error)})"
             ) from error

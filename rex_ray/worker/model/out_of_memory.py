@@ -8,7 +8,7 @@ import torch
 
 from rex_ray.core.errors import MemoryExhaustedError
 
-__all__ = ["free_memory", "is_out_of_memory", "short"]
+__all__ = ["free_memory", "is_out_of_memory"]
 
 _SIGNS = (
     "out of memory",  # CUDA, HIP, XPU and MPS allocators
@@ -32,11 +32,6 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         cause = cause.__cause__
     return False
-
-
-def short(error: BaseException) -> str:
-    """Return an error's first line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def free_memory(device: torch.device) -> None:

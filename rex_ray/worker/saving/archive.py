@@ -10,7 +10,7 @@ from typing import IO, Any, Final, cast
 
 import torch
 
-from rex_ray.core.errors import StorageError
+from rex_ray.core.errors import StorageError, first_line
 from rex_ray.worker.saving.checking import checked
 from rex_ray.worker.saving.manifest import MANIFEST, FileFacts, Manifest, decode, encode
 from rex_ray.worker.saving.state import position_of
@@ -168,8 +168,7 @@ def state_of(data: bytearray) -> dict[str, Any]:
     try:
         state = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception as error:  # what lies there may be anything, and so may what reading it raises
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise StorageError(f"its {STATE} cannot be read as tensors and plain values: {lines[0]}") from error
+        raise StorageError(f"its {STATE} cannot be read as tensors and plain values: {first_line(error)}") from error
     return checked(state)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rex_ray.core.errors import ConfigError, StorageError
+from rex_ray.core.errors import ConfigError, StorageError, first_line
 from rex_ray.worker.tree import is_plain, map_tensors
 
 __all__ = ["check_plain", "checked"]
@@ -60,10 +60,9 @@ def check_plain(state: Mapping[str, Any]) -> None:
             skeleton.seek(0)
             torch.load(skeleton, weights_only=True)
         except Exception as error:  # a user's object may raise anything when it is pickled
-            lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ConfigError(
                 f"the state_dict of {name!r} holds more than tensors and plain values (numbers, texts, lists, "
-                f"mappings), so a save of it could not be read back: {lines[0]}"
+                f"mappings), so a save of it could not be read back: {first_line(error)}"
             ) from error
 
 

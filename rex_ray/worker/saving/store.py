@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from rex_ray.core.errors import ConfigError
+from rex_ray.core.errors import ConfigError, first_line
 
 __all__ = ["LocalStore", "Store", "cause_of", "check_storage"]
 
@@ -134,6 +134,5 @@ def check_storage(store: Store) -> None:
 def cause_of(error: BaseException) -> str:
     """Return what went wrong with a storage, in words where its code is known."""
     code: Any = getattr(error, "errno", None)
-    text = str(error).strip() or type(error).__name__
-    first = text.splitlines()[0]
+    first = first_line(error)
     return f"{_CAUSES[code]} ({first})" if code in _CAUSES else first
