@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from rex_ray.cli import completing
+from rex_ray.cli.entries import enter_once
 from rex_ray.cli.output import JsonOption, answering, write_json
 from rex_ray.cli.streams import answer_console
 from rex_ray.core.errors import ConfigError
@@ -82,6 +83,5 @@ def _worker_counts(entries: list[str]) -> dict[str, int]:
         kind, _, count = entry.partition("=")
         if not (kind and count.isdecimal() and int(count) > 0):
             raise ConfigError(f"--workers {entry!r} is not KIND=COUNT; write for example --workers T4=2")
-        if counts.setdefault(kind, int(count)) != int(count):
-            raise ConfigError(f"--workers {kind} is given twice, as {counts[kind]} and as {count}: leave one out")
+        enter_once(counts, "--workers", kind, int(count))
     return counts

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rex_ray.cli.entries import enter_once
 from rex_ray.cli.fleet import Fleet
 from rex_ray.cli.words import duration
 from rex_ray.core.errors import ConfigError, InfeasibleError, nearest_name_hint
@@ -76,8 +77,7 @@ def prices_of(fleet: Fleet, overrides: Sequence[str]) -> dict[str, float]:
             raise ConfigError(
                 f"--price {entry!r}: no such device{nearest_name_hint(kind, fleet.profiles)} in the cluster"
             )
-        if given.setdefault(kind, usd) != usd:
-            raise ConfigError(f"--price {kind} is given twice, as {given[kind]:g} and as {usd:g}: leave one out")
+        enter_once(given, "--price", kind, usd, "{:g}".format)
     return prices | given
 
 

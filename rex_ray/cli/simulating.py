@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rex_ray.cli.entries import enter_once
 from rex_ray.cli.simulated_journal import make_folder, write_journal
 from rex_ray.cli.words import duration, network_line, range_text, rows_by_device, shares_text
 from rex_ray.cli.worlds import World
@@ -79,9 +80,7 @@ def options_by_policy(policies: Sequence[str], entries: Sequence[str]) -> dict[s
             raise ConfigError(f"--option {entry!r} has no value that can be read: {error}") from error
         if not text.strip():
             raise ConfigError(f"--option {entry!r} is empty: give it a value, or leave it out")
-        if name in seen and seen[name] != value:
-            raise ConfigError(f"--option {name} is given twice, as {seen[name]!r} and as {value!r}: leave one out")
-        seen[name] = value
+        enter_once(seen, "--option", name, value, repr)
         takers = [policy for policy, options in known.items() if name in options]
         if not takers:
             every = {option for options in known.values() for option in options}
