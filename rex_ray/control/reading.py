@@ -105,10 +105,11 @@ def read_recent(files: Mapping[str, bytes]) -> Recent:
         newest = _newest_snapshot(files, _headers(lines))
         first = 0 if newest is None else newest.state.num_events
         parts = _begun(read_lines(lines, ignored, quiet_before=first))
+        if newest is not None:
+            read_steps(newest.name, newest.data, parts, ignored, start=newest.at)
         for name in steps_files(files):
-            if newest is None or name >= newest.name:
-                start = newest.at if newest is not None and name == newest.name else 0
-                read_steps(name, files[name], parts, ignored, start)
+            if newest is None or name > newest.name:
+                read_steps(name, files[name], parts, ignored)
         return Recent(
             headers=tuple(part.header for part in parts),
             state=None if newest is None else newest.state,
@@ -119,9 +120,10 @@ def read_recent(files: Mapping[str, bytes]) -> Recent:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A snapshot, and where it stands."""
+    """A snapshot, and where it stands: in which file, at which of its bytes."""
 
     name: str
+    data: bytes
     at: int
     state: ControllerState
 
@@ -134,7 +136,7 @@ def _newest_snapshot(files: Mapping[str, bytes], headers: Sequence[Header]) -> _
             driver, state = unpack_snapshot(payload_at(name, data, place))
             end = end_of(driver, headers)
             if driver in drivers and state is not None and (end is None or state.num_events <= end):
-                return _Snapshot(name, place.at, state)
+                return _Snapshot(name, data, place.at, state)
     return None
 
 

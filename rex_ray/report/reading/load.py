@@ -11,6 +11,7 @@ from rex_ray.control.events import GroupStarted
 from rex_ray.control.journal import EVENTS_FILE, Journal
 from rex_ray.control.reading import read_journal
 from rex_ray.core.errors import ConfigError
+from rex_ray.hosting.journal_files import read_files
 from rex_ray.report.reading.build import build_run
 from rex_ray.report.reading.schema import RunData
 
@@ -62,7 +63,7 @@ def load_journal(run: Path) -> Journal:
     """
     folder = find_journal(run)
     try:
-        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        files = read_files(folder)
     except OSError as error:
         raise ConfigError(f"cannot read the journal {folder}: {error.strerror}") from error
     try:
