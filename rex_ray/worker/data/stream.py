@@ -255,8 +255,10 @@ class StreamSource:
         )
 
     def _tell_if_alike(self, counts: Sequence[Count]) -> None:
+        if self._streams.rank:
+            return
         alike = alike_in_words([count.first_rows for count in counts])
-        if alike is not None and self._streams.rank == 0:
+        if alike is not None:
             _log.warning("%s", alike)
             self._streams.tell("streams_alike", alike)
 

@@ -40,9 +40,12 @@ def first_rows_digest(batch: Any, num_rows: int) -> int:
 
 def alike_in_words(digests: Sequence[int]) -> str | None:
     """Return which ranks' streams begin alike, None if no two do."""
-    for digest in digests:
-        ranks = [rank for rank, other in enumerate(digests) if other == digest]
-        if digest and len(ranks) > 1:
+    ranks_of: dict[int, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        if digest:
+            ranks_of.setdefault(digest, []).append(rank)
+    for ranks in ranks_of.values():
+        if len(ranks) > 1:
             named = f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
             return (
                 f"the streams of ranks {named} begin with the same {_NUM_ROWS} rows. A stream is its rank's own: if "
