@@ -9,6 +9,7 @@ from rex_ray.worker.data.loader import Occasions
 from rex_ray.worker.doing import activity_of
 from rex_ray.worker.measuring.probes import RecordQueue
 from rex_ray.worker.meeting import Meeting, Surroundings, meet
+from rex_ray.worker.model.assembling import Assembly
 from rex_ray.worker.model.model_side import ModelSide
 from rex_ray.worker.notices import Notices
 from rex_ray.worker.preflight.facts import WorkerFacts
@@ -69,7 +70,7 @@ def put_together(around: Surroundings) -> Parts:
     schedule, notices, tracker = _books(around, met)
     options, link, restored = around.options, around.link, met.restored
     limits = LearntLimits(device_kind=around.device_kind, restored=restored, link=link)
-    model_side = ModelSide(
+    assembly = Assembly(
         tracker=tracker,
         notices=notices,
         options=options,
@@ -77,6 +78,7 @@ def put_together(around: Surroundings) -> Parts:
         torch_device=around.torch_device,
         pass_limit=limits.passes,
     )
+    model_side = ModelSide(assembly)
     feed = Feed(
         tracker=tracker,
         notices=notices,

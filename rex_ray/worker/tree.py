@@ -72,14 +72,14 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
     """Add the tensors below ``tree``; several such walks a step would show if each built the tree anew."""
     kind = type(tree)
     if kind is tuple or kind is list:
-        children = tree
+        parts = tree
     elif kind is dict:
-        children = tree.values()
+        parts = tree.values()
     else:
         # What is seldom met goes the one way that knows it.
         rebuilt(tree, lambda child: _note(child, found))
         return
-    for child in children:
+    for child in parts:
         _note(child, found)
 
 

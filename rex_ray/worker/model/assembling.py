@@ -14,6 +14,7 @@ from torch import nn
 
 from rex_ray.core.types import OptimizerFamily
 from rex_ray.worker.group.side_group import SideGroup, distributed
+from rex_ray.worker.model.attempts import Attempts
 from rex_ray.worker.model.backward_updates import BackwardUpdates
 from rex_ray.worker.model.compiling import Compiling, Hook
 from rex_ray.worker.model.guard import ReplicaGuard
@@ -184,14 +185,20 @@ class Assembly:
     def _passes(self, whole: ReducedModel, gradients: Gradients) -> SharePasses:
         self.pass_limit.fewest = 2 if has_batch_norm(whole.model) else 1
         reduction = whole.replicated
+        attempts = Attempts(
+            tracker=self.tracker,
+            model=whole.model,
+            limit=self.pass_limit,
+            retries=self.options.on_out_of_memory == "retry",
+            beyond_retry=lambda: reduction is not None and reduction.beyond_retry,
+        )
         return SharePasses(
             tracker=self.tracker,
             notices=self.notices,
             gradients=gradients,
             model=whole.model,
             limit=self.pass_limit,
-            retries=self.options.on_out_of_memory == "retry",
-            beyond_retry=lambda: reduction is not None and reduction.beyond_retry,
+            attempts=attempts,
         )
 
     def _watch_backward(self, bare: nn.Module, prepared: nn.Module) -> Hook:

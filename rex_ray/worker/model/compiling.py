@@ -35,12 +35,8 @@ class Hook:
         """Call the hook."""
         return self._function(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
-        """Return a hook that does nothing."""
-        return Hook(_nothing)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be saved as a hook that does nothing."""
+        """Be copied and saved as a hook that does nothing."""
         return Hook, (_nothing,)
 
     def shield(self) -> None:

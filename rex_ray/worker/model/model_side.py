@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from rex_ray.core.errors import ConfigError
 from rex_ray.core.types import OptimizerFamily
-from rex_ray.worker.group.side_group import SideGroup
 from rex_ray.worker.model import replicas
 from rex_ray.worker.model.assembling import Assembly, PreparedModel
 from rex_ray.worker.model.comm_hook import CommHook
 from rex_ray.worker.model.microbatch import Gradients
-from rex_ray.worker.model.pass_limit import PassLimit
 from rex_ray.worker.model.reducing import UserHook
 from rex_ray.worker.model.train_step import TrainStep
 from rex_ray.worker.model.weighting import has_batch_norm
-from rex_ray.worker.notices import Notices
-from rex_ray.worker.options import WorkerOptions
 from rex_ray.worker.saving.state import Prepared
-from rex_ray.worker.tracker import StepTracker
 
 __all__ = ["ModelSide"]
 
@@ -31,34 +25,13 @@ class ModelSide:
     """The prepared model, its backward passes and its reductions.
 
     Args:
-        tracker: told of each step's backward pass.
-        notices: has the journal told of what is dealt with.
-        options: the worker's limits, and what ranks are weighted by.
-        values: ranks to agree with about token counts.
-        torch_device: where the model is moved to; None: it stays where it is.
-        pass_limit: rows that one forward and backward pass may have.
+        assembly: prepares the model; its tracker and its ranks are those of what is asked here.
     """
 
-    def __init__(
-        self,
-        *,
-        tracker: StepTracker,
-        notices: Notices,
-        options: WorkerOptions,
-        values: SideGroup,
-        torch_device: torch.device | None,
-        pass_limit: PassLimit,
-    ) -> None:
-        self._tracker = tracker
-        self._values = values
-        self._assembly = Assembly(
-            tracker=tracker,
-            notices=notices,
-            options=options,
-            values=values,
-            torch_device=torch_device,
-            pass_limit=pass_limit,
-        )
+    def __init__(self, assembly: Assembly) -> None:
+        self._tracker = assembly.tracker
+        self._values = assembly.values
+        self._assembly = assembly
         self._prepared: PreparedModel | None = None
         self._user_hook: UserHook | None = None
 

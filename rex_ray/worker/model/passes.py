@@ -10,7 +10,7 @@ nor leave one unfinished. What has happened until a pass runs out of memory deci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -44,9 +44,8 @@ class SharePasses:
         notices: has the journal told.
         gradients: weights, holds and counts backward passes.
         model: the prepared model.
-        limit: rows that a pass may have; learnt here.
-        retries: run out of memory and try again; else the error ends training.
-        beyond_retry: whether DDP is in a state from which no further gradient would wake it.
+        limit: rows that a pass may have.
+        attempts: tries each pass, and learns where memory runs out.
 
     Attributes:
         hooks: registered on the model.
@@ -60,8 +59,7 @@ class SharePasses:
         gradients: Gradients,
         model: nn.Module,
         limit: PassLimit,
-        retries: bool,
-        beyond_retry: Callable[[], bool],
+        attempts: Attempts,
     ) -> None:
         self._tracker = tracker
         self._notices = notices
@@ -69,8 +67,8 @@ class SharePasses:
         self._model = model
         self._limit = limit
         self._parameters = list(unwrap(model).parameters())
-        self._attempts = Attempts(tracker=tracker, model=model, limit=limit, retries=retries, beyond_retry=beyond_retry)
-        self._completion = Completion(attempts=self._attempts, model=model, parameters=self._parameters, limit=limit)
+        self._attempts = attempts
+        self._completion = Completion(attempts=attempts, model=model, parameters=self._parameters, limit=limit)
         self._ddp_expects = False
         self.hooks = [Hook(self._after_forward)]
         model.register_forward_hook(self.hooks[0])
